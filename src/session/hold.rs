@@ -35,8 +35,7 @@ pub(crate) use handles::Remains;
 pub(super) use upkeep::REPEATED_AFTER;
 use upkeep::Upkeep;
 
-/// Age from which a hold is worth a command of its own: to have its loss reported, or its document show it as held.
-/// Most critical sections are shorter.
+/// Age from which a hold is worth a command of its own, to have its loss reported. Most critical sections are shorter.
 pub(super) const WORTH_A_COMMAND: Duration = Duration::from_millis(200);
 
 /// A grant, with the local deadline up to which it is surely ours.
@@ -436,7 +435,9 @@ impl Hold {
         let report_at = self.reported_from().filter(|_| !state.reported_too_long);
         let times = report_at.into_iter().chain(self.limit());
         let attend_at = times.chain([upkeep.deadline()]).min();
-        let (renew_at, overdue_at) = (upkeep.renew_at(), upkeep.overdue_at());
+        // A task loses nothing with an idle hold.
+        let overdue_at = upkeep.overdue_at().filter(|_| !self.is_idle);
+        let renew_at = upkeep.renew_at();
         if upkeep.goes_apart() {
             return [None, None, renew_at, attend_at, overdue_at];
         }
@@ -527,17 +528,12 @@ impl waitlist::Hold for Hold {
     type Task = oneshot::Sender<AcquireOutcome>;
     type Release = oneshot::Sender<ReleaseOutcome>;
 
-    /// A hold whose document shows it as idle is shown as held again, unless it is over before that.
     fn of_grant(name: &str, entry: &str, grant: &Grant, before: Option<&Self>, context: &Context<'_>) -> Self {
         let mut hold = Self::new(entry.to_owned(), name.to_owned(), grant);
         hold.label = context.config.label(name);
         if let Some(before) = before {
             hold.logged_by = before.logged_by.clone();
-            let (before, mut upkeep) = (before.upkeep(), hold.upkeep());
-            if before.shown_idle {
-                upkeep.show_held(context.now + WORTH_A_COMMAND);
-            }
-            upkeep.shown_awaiting = before.shown_awaiting;
+            hold.upkeep().is_shown = before.upkeep().is_shown;
         }
         hold
     }
@@ -567,12 +563,7 @@ impl waitlist::Hold for Hold {
         };
         let hold = Self::new(self.id.clone(), self.name.clone(), &grant);
         hold.state().reported = Reported::Over;
-        // The hold that must be shown as held may not have been shown so.
-        {
-            let (before, mut upkeep) = (self.upkeep(), hold.upkeep());
-            upkeep.is_idle = true;
-            (upkeep.shown_idle, upkeep.shown_awaiting) = (before.shown_idle, before.shown_awaiting);
-        }
+        hold.upkeep().is_shown = self.upkeep().is_shown;
         Self {
             is_idle: true,
             since: self.since,

@@ -230,8 +230,7 @@ impl Session {
         holds: &[Arc<Hold>],
         within: Duration,
     ) -> Result<(u64, Option<ServerError>), ServerError> {
-        let idle: Vec<Arc<Hold>> = holds.iter().filter(|hold| hold.is_idle).cloned().collect();
-        let renewal = self.renewal_of(holds, &idle, within);
+        let renewal = self.renewal_of(holds, within);
         let sent = Instant::now();
         // By the lease as it is at sending: one that is made longer meanwhile may not be in the document yet.
         let deadline_of = |hold: &Arc<Hold>| deadline::of_renewal(sent, hold.length(), &self.config);
@@ -274,7 +273,7 @@ impl Session {
                 self.acknowledged(hold, *deadline, sent);
             }
             // A renewal does not show whether others wait.
-            self.verify(idle);
+            self.verify(holds.iter().filter(|hold| hold.is_idle).cloned().collect());
             let intervals = holds.iter().filter_map(|hold| hold.upkeep().lease.interval);
             let interval = intervals.chain([self.config.renewal_interval()]).min();
             self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
@@ -284,8 +283,8 @@ impl Session {
         Ok((self.confirm_by_reading(&asked, sent).await?, why))
     }
 
-    /// Returns the renewal of these holds, some of which are idle.
-    fn renewal_of(&self, holds: &[Arc<Hold>], idle: &[Arc<Hold>], within: Duration) -> Renewal {
+    /// Returns the renewal of these holds.
+    fn renewal_of(&self, holds: &[Arc<Hold>], within: Duration) -> Renewal {
         let mut entries: Vec<(&str, &str)> = holds.iter().map(|hold| (&*hold.name, &*hold.id)).collect();
         entries.sort_unstable();
         // Readers may share an entry.
@@ -296,25 +295,20 @@ impl Session {
         };
         let entries = entries.chunk_by(|one, next| one.0 == next.0).map(of_one).collect();
         let longest = holds.iter().map(|hold| hold.length()).max();
-        idle.iter().for_each(|hold| hold.upkeep().shown_idle = true);
         // Under the mutex under which tasks come and wait, so that the larger number knows of more.
         let mut table = self.table();
         let awaits = table.long_waits.awaited(holds);
-        // Readers may share an entry.
-        let waiting = holds.iter().filter(|hold| awaits.contains_key(&hold.id));
-        waiting.for_each(|hold| hold.upkeep().shown_awaiting = true);
-        let is_shown = |hold: &Arc<Hold>| {
-            let upkeep = hold.upkeep();
-            upkeep.shown_idle || upkeep.shown_awaiting
-        };
-        let shows = !(idle.is_empty() && awaits.is_empty()) || holds.iter().any(is_shown);
+        let mut shows = false;
+        for hold in holds {
+            let mut upkeep = hold.upkeep();
+            // Readers may share an entry.
+            upkeep.is_shown |= hold.is_idle || awaits.contains_key(&hold.id);
+            shows |= upkeep.is_shown;
+        }
+        // A task may have come for an idle one by now.
+        let idle = holds.iter().filter(|hold| hold.is_idle && table.timers.has(hold));
         let shows = shows.then(|| Showing {
-            // A task may have come for one by now.
-            idle: idle
-                .iter()
-                .filter(|hold| table.timers.has(hold))
-                .map(|hold| hold.id.clone())
-                .collect(),
+            idle: idle.map(|hold| hold.id.clone()).collect(),
             awaits,
             as_of: i64::try_from(next_number()).unwrap_or(i64::MAX),
         });

@@ -24,15 +24,9 @@ pub(crate) struct Upkeep {
     renew_at: Option<Instant>,
     /// Whether its lease is longer than that of the grant.
     lengthened: bool,
-    /// Whether no task has the hold. Renewals show it as idle.
-    pub(in crate::session) is_idle: bool,
-    /// Whether the document may show it as idle.
-    pub(in crate::session) shown_idle: bool,
-    /// Whether the document may show that its task waits, for itself or for the hold before it: each further renewal shows
-    /// whether it does.
-    pub(in crate::session) shown_awaiting: bool,
-    /// When it is renewed at the latest to show it as held.
-    show_at: Option<Instant>,
+    /// Whether the document may show that no task has it, or that its task waits, for itself or for the hold before it:
+    /// each further renewal shows whether that is so.
+    pub(in crate::session) is_shown: bool,
     /// When its renewal is overdue, unless one is acknowledged before.
     overdue_at: Option<Instant>,
     /// When the last renewal was sent, while it is not answered.
@@ -53,10 +47,7 @@ impl Upkeep {
             deadline: grant.deadline,
             renew_at: None,
             lengthened: false,
-            is_idle: false,
-            shown_idle: false,
-            shown_awaiting: false,
-            show_at: None,
+            is_shown: false,
             overdue_at: None,
             under_way: None,
             refused: false,
@@ -89,13 +80,11 @@ impl Upkeep {
     }
 
     pub(super) fn renew_at(&self) -> Option<Instant> {
-        let show_at = self.show_at.filter(|_| self.renew_at.is_some());
-        self.renew_at.into_iter().chain(show_at).min()
+        self.renew_at
     }
 
-    /// Returns when its renewal is overdue. A task loses nothing with an idle hold.
     pub(super) fn overdue_at(&self) -> Option<Instant> {
-        self.overdue_at.filter(|_| !self.is_idle)
+        self.overdue_at
     }
 
     /// Whether a renewal goes apart from those of holds that are well.
@@ -133,7 +122,7 @@ impl Upkeep {
         // This one goes out beside another.
         self.failing |= self.under_way.is_some();
         self.under_way = Some(sent);
-        (self.renew_at, self.show_at) = (Some(again), None);
+        self.renew_at = Some(again);
     }
 
     /// Notes that a renewal that was sent at `sent` was acknowledged, and that the server's clock was not set ahead since. A
@@ -149,7 +138,6 @@ impl Upkeep {
         (self.under_way, self.refused) = (None, false);
         self.plan(self.lease.next_renewal(sent));
         self.failing = false;
-        self.shown_idle &= self.is_idle || self.show_at.is_some();
     }
 
     /// Notes that the renewal that was sent at `sent` failed, unless another has gone out since: not a loss, as long as
@@ -186,11 +174,6 @@ impl Upkeep {
             self.failing = true;
             self.plan(Some(now));
         }
-    }
-
-    /// Notes that a task has the hold, which its document shows as idle: it is renewed at that time at the latest.
-    pub(super) fn show_held(&mut self, at: Instant) {
-        (self.shown_idle, self.show_at) = (true, Some(at));
     }
 
     /// Notes that a renewal sent at that time was answered, so no transaction from before it is open any more.
