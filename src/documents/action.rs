@@ -3,6 +3,7 @@
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use mongodb::bson::{Bson, Document};
+use scopeguard::ScopeGuard;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
@@ -287,11 +288,8 @@ async fn claim_readable<T: DeserializeOwned>(
             (given, _) => given?,
         };
         let mut claimed = Vec::with_capacity(given.len());
-        for given in given {
-            let (Some(hold), document, attempt) = given.take() else {
-                continue;
-            };
-            let own = OwnedHold::new(session.clone(), hold);
+        for (hold, document, attempt) in given {
+            let own = OwnedHold::new(session.clone(), ScopeGuard::into_inner(hold));
             let id = document.get("_id").cloned().unwrap_or(Bson::Null);
             match read(own, id.clone(), &document, None, attempt) {
                 Ok(read) => claimed.push(read),

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use mongodb::bson::Bson;
+use scopeguard::guard;
 use tokio::time::{Instant, timeout};
 
 use super::super::{
@@ -203,7 +204,7 @@ pub(in crate::session) fn grant_of(
 
 impl Session {
     /// Notes that the outcome of an attempt with these entries is known.
-    fn settle_claims(&self, entries: &[String]) {
+    pub(in crate::session) fn settle_claims(&self, entries: &[String]) {
         for entry in entries {
             self.ids.pending_claims.settled(entry);
         }
@@ -289,12 +290,9 @@ impl Session {
             };
         };
         self.claims.skip_list().forget(&name::of_id(&id));
-        documents.push(ClaimedDocument {
-            session: self.clone(),
-            hold: Some(hold),
-            document,
-            attempt,
-        });
+        let session = self.clone();
+        let gives_back: Box<dyn FnOnce(Arc<Hold>) + Send> = Box::new(move |hold| session.discard(&hold));
+        documents.push((guard(hold, gives_back), document, attempt));
         Ok(())
     }
 

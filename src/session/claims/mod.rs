@@ -21,6 +21,7 @@ use std::{
 };
 
 use mongodb::bson::{Bson, Document};
+use scopeguard::ScopeGuard;
 use tokio::sync::{oneshot, watch};
 
 use super::{Session, hold::Hold};
@@ -43,8 +44,6 @@ pub(super) struct Claims {
     /// Sent whenever a document may have become free: whether the stream reports the next one that does.
     freed: watch::Sender<bool>,
     orphans: Mutex<Vec<Orphan>>,
-    /// Had by the task that searches for them.
-    searching: Arc<()>,
 }
 
 impl Claims {
@@ -72,7 +71,7 @@ impl Claims {
 
     /// Whether no entry of a claim is searched for.
     pub(super) fn have_no_orphans(&self) -> bool {
-        self.orphans().is_empty() || Arc::strong_count(&self.searching) == 1
+        self.orphans().is_empty()
     }
 }
 
@@ -102,30 +101,12 @@ pub(crate) struct Claiming {
     failing: Mutex<Option<ServerError>>,
 }
 
-/// A claimed document. Dropping it gives it back.
-#[derive(Debug)]
-pub(crate) struct ClaimedDocument {
-    session: Arc<Session>,
-    hold: Option<Arc<Hold>>,
-    document: Document,
-    attempt: Option<i64>,
-}
+/// The hold of a claimed document, which is given back when this is dropped; the user's part of the document; and how often
+/// it was claimed, this time included, if its claims are counted.
+pub(crate) type ClaimedDocument = (GivenBack, Document, Option<i64>);
 
-impl ClaimedDocument {
-    /// Returns the hold, now the caller's to let go of, the user's part of the document, and how often it was claimed, this
-    /// time included, if its claims are counted.
-    pub(crate) fn take(mut self) -> (Option<Arc<Hold>>, Document, Option<i64>) {
-        (self.hold.take(), std::mem::take(&mut self.document), self.attempt)
-    }
-}
-
-impl Drop for ClaimedDocument {
-    fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            self.session.discard(&hold);
-        }
-    }
-}
+/// A hold, with what gives it back.
+type GivenBack = ScopeGuard<Arc<Hold>, Box<dyn FnOnce(Arc<Hold>) + Send>>;
 
 impl Session {
     /// Returns a claim of so many documents at most, which fails with this error unless the server answers.

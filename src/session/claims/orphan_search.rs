@@ -3,9 +3,10 @@
 //! Such a claim may have been applied, or may still be. Its document is known to nobody, so the search goes through all
 //! documents that are wanted, as the claim did. Where claims fail because the server is slow, searches make it slower.
 //! So a session has one task that searches, which looks for all orphans of a filter at once, and rests after each
-//! search. A search that fails is made again for as long as the entry can be live: its lease is never renewed, but it
-//! can be a long one. A shutdown waits for one when the server has given up the claim. Until the first search after
-//! that, a try that finds nothing free is repeated.
+//! search. An entry is searched for once the server has given the claim up. A search that fails is made again for as long
+//! as the entry can be live: its lease is never renewed, but it can be a long one. A claim that is applied even later, and
+//! whose answer is lost for good, leaves its entry for a lease, as a killed process does. Until an entry was searched for, a
+//! try that finds nothing free is repeated.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -24,10 +25,6 @@ pub(super) struct Orphan {
     filter: Arc<Filter>,
     /// When to search for it.
     due_at: Instant,
-    /// Number of searches in a row that have found it in no document, after the server had given the claim up.
-    searches: usize,
-    /// When the server gives the claim up that asks for it.
-    given_up_at: Instant,
     /// When its search is over at the latest: with its lease, if it was applied at once.
     over: Instant,
 }
@@ -39,22 +36,9 @@ impl Orphan {
     }
 }
 
-/// Returns when to search next, and for what; `None` where nothing is left, and the task ends. Once the session
-/// `is_closed`, each is searched for once more, when the server has given its claim up.
-fn next(all: &mut Vec<Orphan>, is_closed: bool, now: Instant) -> Option<(Instant, Arc<Filter>)> {
-    all.retain(|orphan| now < orphan.over);
-    for orphan in &mut *all {
-        if is_closed && orphan.searches < SWEEPS.len() {
-            (orphan.searches, orphan.due_at) = (SWEEPS.len(), orphan.given_up_at);
-        }
-    }
-    let next = all.iter().min_by_key(|orphan| orphan.due_at);
-    next.map(|orphan| (orphan.due_at, orphan.filter.clone()))
-}
-
 impl Session {
-    /// Searches for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
-    /// again; in the background.
+    /// Searches for the entry of a claim with an unknown outcome, which may be applied until the server gives it up, and
+    /// takes it out again; in the background.
     pub(super) fn search_orphan(
         self: &Arc<Self>,
         filter: &Arc<Filter>,
@@ -64,15 +48,12 @@ impl Session {
     ) {
         let now = Instant::now();
         let mut orphans = self.claims.orphans();
-        // Where there are any, a task searches for them, unless it has panicked.
-        let are_searched = !orphans.is_empty() && Arc::strong_count(&self.claims.searching) > 1;
-        let searching = (!are_searched).then(|| self.claims.searching.clone());
+        // Where there are any, a task searches for them.
+        let is_first = orphans.is_empty();
         orphans.push(Orphan {
             entry,
             filter: filter.clone(),
             due_at: given_up_at.max(now + SWEEPS[0]),
-            searches: 0,
-            given_up_at,
             over: now + lease,
         });
         // No more than one search looks for: beyond it, those whose leases end first are left to their leases.
@@ -83,25 +64,19 @@ impl Session {
             }
         }
         drop(orphans);
-        if let Some(searching) = searching {
-            self.spawn(self.clone().search_orphans(searching));
+        if is_first {
+            self.spawn(self.clone().search_orphans());
         }
     }
 
-    async fn search_orphans(self: Arc<Self>, _searching: Arc<()>) {
+    /// Searches until no orphan is left.
+    async fn search_orphans(self: Arc<Self>) {
         let mut rests_until = Instant::now();
-        loop {
-            let (began, is_closed) = (Instant::now(), self.is_closed());
-            let Some((due_at, filter)) = next(&mut self.claims.orphans(), is_closed, began) else {
-                break;
-            };
-            let due_at = if is_closed { due_at } else { due_at.max(rests_until) };
+        while let Some((due_at, filter)) = self.next_search() {
+            let (began, due_at) = (Instant::now(), due_at.max(rests_until));
             if due_at > began {
-                tokio::select! {
-                    // Another one is due no sooner than that.
-                    () = sleep_until(due_at.min(began + SWEEPS[0])) => {}
-                    () = self.closing.cancelled(), if !is_closed => {}
-                }
+                // Another one is due no sooner than that.
+                sleep_until(due_at.min(began + SWEEPS[0])).await;
                 continue;
             }
             // What goes by until a server is found keeps none busy.
@@ -117,28 +92,26 @@ impl Session {
                 // One that failed may have kept the server as busy.
                 rests_until = now + (now - sent) * REST;
             }
-            for orphan in self.claims.orphans().iter_mut() {
+            self.claims.orphans().retain_mut(|orphan| {
                 if !orphan.is_due(&filter, began) {
-                    continue;
+                    return true;
                 }
-                match &found {
-                    // Those that were found are only about to be taken out. A shutdown waits for that by itself.
-                    Ok(found) if found.contains(&orphan.entry) && !is_closed => {
-                        (orphan.searches, orphan.due_at) = (0, now + SWEEPS[1]);
-                    }
-                    Err(_) => orphan.due_at = now + SWEEPS[1],
-                    Ok(_) => {
-                        orphan.searches += 1;
-                        match SWEEPS.get(orphan.searches) {
-                            Some(pause) => orphan.due_at = began + *pause,
-                            None => orphan.over = began,
-                        }
-                    }
-                }
-            }
+                // Those that were found are only about to be taken out. A shutdown waits for that by itself.
+                orphan.due_at = now + SWEEPS[1];
+                let is_sought = |found: &Vec<String>| found.contains(&orphan.entry) && !self.is_closed();
+                found.as_ref().map_or(true, is_sought)
+            });
         }
         // A shutdown waits for searches too.
         self.drained.notify_waiters();
+    }
+
+    /// Returns when to search next, and for what; `None` where nothing is left, and the task ends.
+    fn next_search(&self) -> Option<(Instant, Arc<Filter>)> {
+        let mut orphans = self.claims.orphans();
+        orphans.retain(|orphan| Instant::now() < orphan.over);
+        let next = orphans.iter().min_by_key(|orphan| orphan.due_at);
+        next.map(|orphan| (orphan.due_at, orphan.filter.clone()))
     }
 
     /// Takes out those orphans of the filter that are in documents, of the ones that are due by then; returns them.
@@ -166,8 +139,8 @@ impl Session {
 
     /// Whether an orphan may be what holds a document of the filter.
     pub(super) fn may_have_orphans_in(&self, filter: &Arc<Filter>) -> bool {
-        let in_doubt = |orphan: &Orphan| orphan.searches == 0 && Arc::ptr_eq(&orphan.filter, filter);
-        self.claims.orphans().iter().any(in_doubt)
+        let orphans = self.claims.orphans();
+        orphans.iter().any(|orphan| Arc::ptr_eq(&orphan.filter, filter))
     }
 }
 
@@ -373,23 +346,6 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_orphan_that_is_not_found_is_searched_for_again_ever_later() {
-        let session = session(&Arc::default());
-        let searches = || -> Vec<usize> { session.claims.orphans().iter().map(|orphan| orphan.searches).collect() };
-        for filter in [everything(), everything()] {
-            session.search_orphan(&filter, "1".to_owned(), LEASE, Instant::now());
-            session.search_orphan(&filter, "2".to_owned(), LEASE, Instant::now());
-        }
-        session.search_orphan(&everything(), "3".to_owned(), SWEEPS[0], Instant::now());
-        sleep(Duration::from_millis(1)).await;
-        for (made, pause) in SWEEPS.into_iter().enumerate() {
-            assert_eq!(searches()[..4], [made; 4]);
-            sleep(pause).await;
-        }
-        assert!(searches().is_empty());
-    }
-
     /// A claim with a long lease may be applied as a server goes away for longer than the client's own.
     #[tokio::test(start_paused = true)]
     async fn an_orphan_is_searched_for_as_long_as_it_can_be_live_and_the_longest_have_the_room() {
@@ -417,7 +373,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_shutdown_searches_when_the_server_has_given_the_claim_up() {
         let limit = Duration::from_secs(1);
-        for (given_up_after, takes) in [(Duration::ZERO, Duration::ZERO), (limit, limit)] {
+        for (given_up_after, takes) in [(Duration::ZERO, SWEEPS[0]), (limit, limit)] {
             let documents = Arc::new(MemoryDocuments::default());
             documents.insert(doc! { "_id": 1 }).unwrap();
             let session = session(&documents);
@@ -435,9 +391,6 @@ mod tests {
                 let claimed = claiming.store.claim(&filter.wanted, &[], &[operation], within).await;
                 claimed.unwrap().claimed.remove(0).name
             });
-            if given_up_after.is_zero() {
-                tokio::task::yield_now().await;
-            }
             session.shut_down().await;
             assert_eq!(begun.elapsed(), takes);
             let name = applied.await.unwrap();

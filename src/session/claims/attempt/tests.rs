@@ -5,6 +5,7 @@ use mongodb::{
     bson::{Document, RawDocumentBuf, doc},
     options::ReadPreference,
 };
+use scopeguard::ScopeGuard;
 use watchlock_testkit::shared;
 
 use super::*;
@@ -101,8 +102,8 @@ async fn an_eviction_that_comes_before_the_answer_of_a_claim_ends_it() {
     let mut scene = Scene::new().await;
     let broken = scene.broken().await;
     scene.session.on_event(&broken);
-    let (hold, ..) = scene.answered().take();
-    assert_eq!(hold.unwrap().lost().await, LostReason::Broken);
+    let (hold, ..) = scene.answered();
+    assert_eq!(hold.lost().await, LostReason::Broken);
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,10 +119,10 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
                 after: None,
             }
         });
-        let (hold, ..) = scene.answered().take();
+        let (hold, ..) = scene.answered();
         let since = Instant::now();
         // The lock was overwritten together with the document.
-        assert_eq!(hold.unwrap().lost().await, LostReason::Deleted);
+        assert_eq!(hold.lost().await, LostReason::Deleted);
         assert!(since.elapsed() < Duration::from_millis(10));
         // Another document's news is none, and costs no reading: workers of a queue change documents all the time.
         let mut scene = Scene::new().await;
@@ -129,9 +130,9 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
             name: "2".into(),
             after: None,
         });
-        let (hold, ..) = scene.answered().take();
+        let (hold, ..) = scene.answered();
         assert!(scene.session.table().doubted.is_empty());
-        assert_eq!(hold.unwrap().lost_reason(), None);
+        assert_eq!(hold.lost_reason(), None);
     }
 }
 
@@ -151,7 +152,7 @@ async fn an_answer_that_comes_after_the_lease_is_one_that_took_too_long() {
 async fn a_claim_took_a_document_without_entries() {
     for (later, expects) in [(1, Expects::Alone), (3, Expects::OnlyHolder)] {
         let mut scene = Scene::new().await;
-        let hold = scene.answered().take().0.unwrap();
+        let hold = ScopeGuard::into_inner(scene.answered().0);
         tokio::time::advance(Duration::from_millis(later)).await;
         let mut releases = None;
         scene.session.update("1", None, |lines, context| {
