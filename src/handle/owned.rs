@@ -121,7 +121,7 @@ impl OwnedHold {
 
     /// Notes that the reader became a writer by this hold, which is over with it.
     pub(crate) fn note_upgraded(&self, mut reader: Self) {
-        if self.hold().note_upgraded(reader.hold().clone()).is_ok() {
+        if self.hold().note_upgraded(reader.hold()) {
             // The hold has its handle now.
             reader.gone = true;
             // What has ended the reader since may not have met this hold.

@@ -38,7 +38,7 @@ impl Session {
                 "the leadership of `{name}` can't be detached; release it"
             )));
         }
-        if hold.is_upgrade() {
+        if hold.upgraded().is_some() {
             let why = format!("the writer of `{name}` was a reader and can't be detached; only a reader can");
             return Err(InvalidInput::new(why));
         }
@@ -190,8 +190,7 @@ impl Session {
         let (holder, answer) = match changed {
             Ok(Some(changed)) => changed,
             not_changed => {
-                self.ids.pending_claims.settled(&entry);
-                self.drained.notify_waiters();
+                self.settle_claims(std::slice::from_ref(&entry));
                 return Ok(not_changed.map(|_| None)?);
             }
         };
@@ -221,8 +220,7 @@ impl Session {
             let _ = session
                 .change_entry(&name, change, length, Instant::now() + length)
                 .await;
-            session.ids.pending_claims.settled(&entry);
-            session.drained.notify_waiters();
+            session.settle_claims(&[entry]);
         });
         Err(match self.takes_nothing_new() {
             true => self.why_closed(),

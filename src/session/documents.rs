@@ -103,6 +103,10 @@ impl Session {
                 });
             }
             held.end_deleting(matches!(done, Ok(true)));
+            if done.is_err() {
+                // What was seen of it meanwhile may have been another program's doing. Who hears `false` looks for itself.
+                session.verify(vec![held.clone()]);
+            }
             held.report_end();
             done
         }

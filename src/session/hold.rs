@@ -89,20 +89,16 @@ struct HoldState {
     handles: usize,
     /// The reader's hold that became a writer's with this one. This one has a handle of it, and is over when it is.
     upgrades: Option<Arc<Hold>>,
-    /// When that was over, if this one is over with it.
-    reader_over_at: Option<Instant>,
     /// Whether tasks besides the first have acquired it, or a part of it was given away.
     is_of_several: bool,
     /// Whether it is about to be detached: no task enters or inherits it any more.
     detaching: bool,
     lost: Option<LostReason>,
-    /// Number of writes by its holder that are on their way and end it, with the document or without: their answers
-    /// decide the reason of the loss.
+    /// Number of writes by its holder that are on their way and end it, with the document or without: until they are
+    /// answered, that it is gone is no news.
     deleting: usize,
     /// Whether one of them did.
     deleted: bool,
-    /// The reason for which it was seen to be gone during such a write.
-    gone: Option<LostReason>,
     over_at: Option<Instant>,
     reported: Reported,
     /// Whether observers were told that it is held too long.
@@ -164,13 +160,11 @@ impl Hold {
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
                 handles: 1,
                 upgrades: None,
-                reader_over_at: None,
                 is_of_several: false,
                 detaching: false,
                 lost: None,
                 deleting: 0,
                 deleted: false,
-                gone: None,
                 over_at: None,
                 reported: Reported::Nothing(grant.how),
                 reported_too_long: false,
@@ -340,11 +334,8 @@ impl Hold {
                 _ if is_news && end <= Instant::now() => explanation,
                 reason => reason,
             };
-            if state.deleting > 0 && matches!(reason, LostReason::Deleted | LostReason::Overwritten) {
-                state.gone = Some(reason);
-                return false;
-            }
-            let first = state.lost.is_none();
+            let may_be_ours = state.deleting > 0 && matches!(reason, LostReason::Deleted | LostReason::Overwritten);
+            let first = state.lost.is_none() && !may_be_ours;
             if first {
                 self.end(&mut state, reason);
             }
@@ -361,18 +352,16 @@ impl Hold {
         self.state().deleting += 1;
     }
 
-    /// Notes the answer to that, or that there is none. If the holder did not end it, another program did.
+    /// Notes the answer to that, or that there is none. If the holder did not end it, another program may have, which the
+    /// caller has to look up.
     pub(crate) fn end_deleting(&self, deleted: bool) {
-        let gone = {
+        {
             let mut state = self.state();
             state.deleting = state.deleting.saturating_sub(1);
             state.deleted |= deleted;
-            state.gone.filter(|_| state.deleting == 0)
-        };
+        }
         if deleted {
             self.lose(LostReason::Released);
-        } else if let Some(reason) = gone {
-            self.lose(reason);
         }
     }
 
@@ -457,16 +446,9 @@ impl Hold {
             return Err(reason);
         }
         let own = self.end_of();
-        let (end, reason) = match reader.as_ref().map(|reader| (reader, reader.look())) {
-            Some((reader, Err(reason))) => {
-                let over_at = reader.state().over_at;
-                let mut state = self.state();
-                if state.lost.is_none() {
-                    state.reader_over_at = over_at;
-                }
-                (Instant::now(), reason)
-            }
-            Some((_, Ok(readers))) => (own.0.min(readers), own.1),
+        let (end, reason) = match reader.map(|reader| reader.look()) {
+            Some(Err(reason)) => (Instant::now(), reason),
+            Some(Ok(readers)) => (own.0.min(readers), own.1),
             None => own,
         };
         if Instant::now() < end {
@@ -501,8 +483,7 @@ impl Hold {
             (LostReason::HeldTooLong, Some(limit)) => limit,
             _ => Instant::now(),
         };
-        let ends = [over_at, Instant::now()].into_iter().chain(state.reader_over_at);
-        state.over_at = ends.min();
+        state.over_at = Some(over_at.min(Instant::now()));
         state.lost = Some(reason);
     }
 
@@ -633,8 +614,8 @@ impl waitlist::Hold for Hold {
             (Some(LostReason::Released | LostReason::HeldTooLong), Some(until)) => kept(until),
             // Nobody has lost anything with it.
             _ if self.is_idle => LeftAs::Free,
-            // Its own time is not over.
-            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.reader_over_at.is_some() => LeftAs::Free,
+            // Not its own time is over, but that of its reader.
+            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.over_at < Some(self.deadline()) => LeftAs::Free,
             // Its time ends earlier here than at the server, and somebody else may have renewed it.
             (Some(LostReason::Expired | LostReason::Elapsed), _) => kept(KeptUntil::Expiry),
             (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
@@ -795,23 +776,22 @@ mod tests {
 
     #[tokio::test]
     async fn the_news_of_a_deletion_can_come_before_its_answer() {
-        for (deleted, reason) in [(true, LostReason::Released), (false, LostReason::Deleted)] {
+        for deleted in [true, false] {
             let hold = hold();
             hold.begin_deleting();
             assert!(!hold.lose(LostReason::Deleted));
             assert_eq!(hold.lost_reason(), None);
             hold.end_deleting(deleted);
+            // It is read again after a deletion that failed.
+            assert_eq!(hold.lose(LostReason::Deleted), !deleted);
+            let reason = if deleted { LostReason::Released } else { LostReason::Deleted };
             assert_eq!(hold.lost().await, reason);
         }
-        // Another reason applies at once; and after a failed deletion by the holder, so does a deletion by others.
-        let (broken, robbed) = (hold(), hold());
+        // Another reason applies at once.
+        let broken = hold();
         broken.begin_deleting();
         assert!(broken.lose(LostReason::Broken));
         broken.end_deleting(false);
         assert_eq!(broken.lost_reason(), Some(LostReason::Broken));
-        robbed.begin_deleting();
-        robbed.end_deleting(false);
-        assert_eq!(robbed.lost_reason(), None);
-        assert!(robbed.lose(LostReason::Deleted));
     }
 }

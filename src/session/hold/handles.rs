@@ -60,21 +60,12 @@ impl Hold {
         state.handles = state.handles.saturating_sub(1);
     }
 
-    /// Notes the reader's hold that became a writer's with this one, unless that is known; returns it then.
-    pub(crate) fn note_upgraded(&self, reader: Arc<Self>) -> Result<(), Arc<Self>> {
-        let mut state = self.state();
-        match state.upgrades {
-            Some(_) => Err(reader),
-            None => {
-                state.upgrades = Some(reader);
-                Ok(())
-            }
-        }
-    }
-
-    /// Whether a reader's hold became a writer's with this one.
-    pub(in crate::session) fn is_upgrade(&self) -> bool {
-        self.state().upgrades.is_some()
+    /// Notes the reader's hold that became a writer's with this one. Returns whether that is news.
+    pub(crate) fn note_upgraded(&self, reader: &Arc<Self>) -> bool {
+        let upgrades = &mut self.state().upgrades;
+        let is_news = upgrades.is_none();
+        upgrades.get_or_insert_with(|| reader.clone());
+        is_news
     }
 
     /// Whether it is over when this one is.
