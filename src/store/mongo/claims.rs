@@ -29,12 +29,6 @@ use crate::{
     store::{Claimed, LogTime, Outlook, Taken, View, Wanted, name},
 };
 
-/// Returns the error of a command that follows a write of the same claim: whatever it is, the write may have been done.
-fn after_write(error: Error) -> ServerError {
-    let error = ServerError::from(error);
-    if error.is_final() { ServerError::unsaid() } else { error }
-}
-
 impl MongoStore {
     /// Locks wanted documents that are free, one by each of these operations. Where the server refuses that, it may be
     /// because of one document, which a refusal does not name: then the first operation locks the next one by its `_id`.
@@ -102,8 +96,8 @@ impl MongoStore {
     /// Finds documents that are free, and locks them by one statement. One reading follows, and it alone decides: a
     /// document is claimed if it shows our own entry, whatever the statement replied.
     ///
-    /// A statement ends at the first document that the server refuses to write. Then one for each document follows,
-    /// which shows which of them are refused.
+    /// The statement ends at the first document that the server refuses to write. Those before it are claimed; where there
+    /// are none, a claim of one document shows which one is refused.
     pub(crate) async fn claim_found(
         &self,
         wanted: &Wanted,
@@ -170,28 +164,13 @@ impl MongoStore {
         let refused = taken.failed.take_if(|error| error.may_concern_document());
         if let ([id], Some(error)) = (candidates, &refused) {
             taken.refused.push((id.clone(), error.clone()));
-        } else if refused.is_some() {
-            let each = asked.iter().map(|one| self.claiming(wanted, std::slice::from_ref(one)));
-            let updated = match self.update(each.collect(), left()).await {
-                Ok(updated) => updated,
-                Err(error) => {
-                    taken.failed = Some(after_write(error));
-                    return Ok(taken);
-                }
-            };
-            logged_by = updated.logged_by;
-            written += updated.modified;
-            for (position, error) in updated.refused {
-                match (ServerError::from(error), candidates.get(position)) {
-                    (error, Some(id)) if error.may_concern_document() => taken.refused.push((id.clone(), error)),
-                    (error, _) => taken.failed = Some(error),
-                }
-            }
         }
         let to_read = to_read.max(within.saturating_sub(begun.elapsed()));
         let reading = self.read_claimed(candidates, logged_by, to_read, &mut taken).await;
         let mut found = reading.unwrap_or_else(|error| {
-            taken.failed = Some(after_write(error));
+            // Whatever it is, the write may have been done.
+            let error = ServerError::from(error);
+            taken.failed = Some(if error.is_final() { ServerError::unsaid() } else { error });
             HashMap::new()
         });
         for (id, operation) in asked {
@@ -205,11 +184,8 @@ impl MongoStore {
             // Somebody took them away again at once. These entries have been used.
             taken.failed.get_or_insert_with(ServerError::overdue);
         }
-        match &taken.refused[..] {
-            // It may be the statement that is refused, and no document.
-            [(_, error), _, ..] if taken.refused.len() == candidates.len() => Err(error.clone()),
-            _ => Ok(taken),
-        }
+        let has_none = taken.claimed.is_empty() && taken.refused.is_empty() && taken.failed.is_none();
+        refused.filter(|_| has_none).map_or(Ok(taken), Err)
     }
 
     /// Reads these documents by their names, after a write that was in the server's log by then. One that can't be read
