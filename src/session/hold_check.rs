@@ -97,10 +97,8 @@ impl Session {
         if is_stale || is_unseen {
             let (session, names) = (self.clone(), [name.to_owned()]);
             self.spawn(async move {
-                if is_unseen {
-                    // Renewals keep their distance from the beginning of a second.
-                    sleep(LATER_IN_THE_SECOND).await;
-                }
+                // Renewals keep their distance from the beginning of a second.
+                sleep(LATER_IN_THE_SECOND).await;
                 // If it fails, the next renewal asks again.
                 if session.read_names(View::Newest, &names).await.is_ok() {
                     session.consider_fleet();
