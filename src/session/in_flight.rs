@@ -346,7 +346,9 @@ impl Session {
         });
         let adrift = match in_flight.answer(command.as_mut(), Some(slot), within).await {
             Ok(answers) => {
-                self.signs.send_if_modified(|signs| signs.note(sent, answers.as_ref()));
+                if let Err(error) = &answers {
+                    self.note_failure(error);
+                }
                 return self.ended(&all, answers, within);
             }
             Err(adrift) => adrift,

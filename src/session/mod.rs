@@ -67,7 +67,7 @@ use in_flight::InFlight;
 pub(crate) use in_flight::TOGETHER as CLAIMED_MOST;
 use line::{Context, Effect, Ended, Line, Need, error_of, refused};
 pub(crate) use shut_down::{ClientLife, UserHandle};
-use streams::{failover_detector::Signs, observers::Observers};
+use streams::{failover_detector::Primary, observers::Observers};
 use timer_queue::Timers;
 
 /// Maximum number of names whose queues a session looks at, or whose next events it reckons. Beyond that one stream costs
@@ -106,9 +106,9 @@ pub(crate) struct Session {
     home: Hidden<OnceLock<Handle>>,
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
-    /// Signs of fail-overs that commands notice, for the change stream.
-    signs: watch::Sender<Signs>,
-    /// Notified when a stream wants to know which primary there is.
+    /// The primary by its last answer, for the change stream.
+    primary: watch::Sender<Option<Primary>>,
+    /// Notified when it is to be asked which it is.
     primary_wanted: Arc<Notify>,
 }
 
@@ -232,7 +232,7 @@ impl Session {
             started: hidden(OnceLock::new()),
             home: hidden(OnceLock::new()),
             prepared: OnceLock::new(),
-            signs: watch::Sender::default(),
+            primary: watch::Sender::default(),
             primary_wanted: Arc::default(),
         })
     }

@@ -167,7 +167,6 @@ impl Session {
     fn send_renewal(self: &Arc<Self>, batch: Batch) {
         let session = self.clone();
         self.spawn(async move {
-            let sent = Instant::now();
             let mut renewing = pin!(session.renew_together(&batch.holds, batch.within));
             // One of a longer lease has a longer pause, for which holds of the client's own lease can't wait.
             let pause = batch.pause.min(session.config.lease / REPEATED_AFTER);
@@ -183,10 +182,8 @@ impl Session {
             if answered.is_ok() {
                 session.note_in_time();
             }
-            session
-                .signs
-                .send_if_modified(|signs| signs.note(sent, answered.as_ref()));
             if let Err(error) = answered {
+                session.note_failure(&error);
                 for hold in &batch.holds {
                     hold.upkeep().failed(batch.sent, error.was_answered(), Instant::now());
                 }
@@ -237,7 +234,7 @@ impl Session {
             self.look_at_long_waits();
         }
         if let Some(elected) = outcome.elected {
-            self.signs.send_if_modified(|signs| signs.note_primary(sent, elected));
+            self.note_primary(sent, elected);
         }
         let exchange = Exchange {
             logged_by: outcome.logged_by,

@@ -377,9 +377,9 @@ fn mode_labels(mode: WakeMode) -> [&'static str; 2] {
     }
 }
 
-/// Reports that a change stream was opened; `resumed`: where an earlier one broke, so that nothing was missed.
-pub(crate) fn stream_opened(resumed: bool) {
-    shielded(|| debug!(name: "watchlock.stream_opened", target: TARGET, resumed, "change stream opened"));
+/// Reports that a change stream was opened.
+pub(crate) fn stream_opened() {
+    shielded(|| debug!(name: "watchlock.stream_opened", target: TARGET, "change stream opened"));
 }
 
 /// Reports that a change stream broke, or fell silent; it is re-opened.

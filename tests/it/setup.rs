@@ -177,7 +177,7 @@ pub(crate) fn stream_id(operation: &Document) -> Option<i64> {
 }
 
 /// With what the change stream was opened, where the operation is one.
-pub(crate) fn stream_options(operation: &Document) -> Option<&Document> {
+fn stream_options(operation: &Document) -> Option<&Document> {
     let command = operation
         .get_document("cursor")
         .ok()?

@@ -1,4 +1,4 @@
-//! The change stream of a session: opened when something needs it, resumed when it breaks, and shared by holders,
+//! The change stream of a session: opened when something needs it, opened anew when it breaks, and shared by holders,
 //! waiters, claims and observers.
 
 pub(in crate::session) mod failover_detector;

@@ -1,4 +1,4 @@
-//! A subscription: a change stream that is opened, resumed where it broke, and given up when it goes silent.
+//! A subscription: a change stream that is opened, opened anew when it breaks, and given up when it goes silent.
 //!
 //! It knows which errors are final and how long to pause. Its consumer only decides what to do when a stream is open, when
 //! it is not, and with each batch.
@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{super::line::UNANSWERED, failover_detector::Signs};
+use super::{super::line::UNANSWERED, failover_detector::Primary};
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     error::ServerError,
@@ -24,7 +24,8 @@ use crate::{
 /// overdue by half a second is dropped. This is the back-stop of `failover_detector`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
 
-/// Time after which an opening counts as none so far. It goes on: at a slow server, a new one would take longer still.
+/// Time after which the first attempt to open a stream is given up: it can hang on a server that is gone, although another
+/// stands already.
 const OPENED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Pause before the next try where the server has no change streams or does not permit them: both can change.
@@ -53,9 +54,9 @@ pub(in crate::session) enum News {
 /// A change stream that comes back.
 pub(in crate::session) struct Subscription {
     open: Opener,
+    /// The position after the last event of a stream that was closed for another selection of events. A stream that
+    /// broke is not resumed: whatever its events would have told is asked for and read once there is another.
     resume: Option<ResumeAt>,
-    /// Whether a stream was closed for another selection of events, and no event has been missed since.
-    is_turned: bool,
     /// The pauses between openings. The first opening, and the first after a stream that has earned it, come without
     /// one.
     backoff: Backoff,
@@ -68,8 +69,6 @@ enum Phase {
     /// An attempt is on its way.
     Opening {
         attempt: Detached<Opened>,
-        /// When it is late, unless that has been told.
-        late_at: Option<Instant>,
         /// When it is given up: it closes the stream that it opens.
         until: Instant,
     },
@@ -94,7 +93,6 @@ impl Subscription {
         Self {
             open,
             resume: None,
-            is_turned: false,
             backoff: Backoff::default(),
             phase: Phase::Paused(Instant::now()),
         }
@@ -107,7 +105,6 @@ impl Subscription {
             && !stream.has_untold()
         {
             self.resume = stream.resume_at();
-            self.is_turned = self.resume.is_some();
             self.close();
         }
     }
@@ -117,7 +114,6 @@ impl Subscription {
     pub(in crate::session) fn suspend(&mut self) {
         self.close();
         self.resume = None;
-        self.is_turned = false;
     }
 
     fn close(&mut self) {
@@ -153,27 +149,14 @@ impl Subscription {
                 Phase::Paused(until) => {
                     sleep_until(*until).await;
                     let attempt = detached(&Handle::current(), (self.open)(self.resume.clone()));
-                    // An attempt can hang on a server that is gone, although another stands already; but while the
-                    // members of a replica set look for each other, every attempt can take long.
-                    let patience = SILENT * 2_u32.pow(self.backoff.failures().saturating_sub(2).min(3));
-                    let now = Instant::now();
-                    self.phase = Phase::Opening {
-                        attempt,
-                        late_at: Some(now + OPENED_WITHIN),
-                        until: now + patience,
-                    };
+                    // At a slow server, and while the members of a replica set look for each other, every attempt takes
+                    // long.
+                    let patience = OPENED_WITHIN * (self.backoff.failures() + 1).min(16);
+                    let until = Instant::now() + patience;
+                    self.phase = Phase::Opening { attempt, until };
                 }
-                Phase::Opening {
-                    attempt,
-                    late_at,
-                    until,
-                } => {
-                    let opened = timeout_at(late_at.unwrap_or(*until), attempt).await;
-                    if opened.is_err() && late_at.take().is_some() {
-                        self.is_turned = false;
-                        return News::Closed(PollingReason::Interrupted);
-                    }
-                    return match opened {
+                Phase::Opening { attempt, until } => {
+                    return match timeout_at(*until, attempt).await {
                         Ok(Ok(Ok((stream, watched)))) => self.opened(stream, watched),
                         Ok(Ok(Err(error))) => self.failed(&error),
                         Ok(Err(_)) | Err(_) => self.pause(PollingReason::Interrupted),
@@ -218,32 +201,18 @@ impl Subscription {
         }
     }
 
-    /// Gives the stream up if it has said nothing since a fail-over; takes it up at another primary if it has said
-    /// nothing since that one was found.
-    pub(in crate::session) fn heed(&mut self, signs: Signs) -> Option<News> {
-        let Phase::Open {
-            stream,
-            since,
-            heard_at,
-            elected,
-            ..
-        } = &mut self.phase
-        else {
-            return None;
-        };
-        if signs.failed_over.is_some_and(|at| *heard_at < at) {
-            return Some(self.broke(None));
-        }
-        let (asked, found) = signs.primary.filter(|(asked, _)| *asked >= *since)?;
-        if *elected.get_or_insert(found) != found && *heard_at < asked {
-            self.resume = stream.resume_at();
+    /// Has the stream opened anew if there is another primary than when it was opened.
+    pub(in crate::session) fn heed(&mut self, primary: Option<Primary>) {
+        if let Phase::Open { since, elected, .. } = &mut self.phase
+            && let Some((_, found)) = primary.filter(|(asked, _)| asked >= since)
+            && *elected.get_or_insert(found) != found
+        {
             self.close();
         }
-        None
     }
 
     fn opened(&mut self, stream: Stream, watched: Watched) -> News {
-        telemetry::stream_opened(self.resume.is_some());
+        telemetry::stream_opened();
         let now = Instant::now();
         self.phase = Phase::Open {
             stream,
@@ -253,21 +222,16 @@ impl Subscription {
             busy: true,
             elected: None,
         };
-        let is_gap = !std::mem::take(&mut self.is_turned);
+        let is_gap = self.resume.take().is_none();
         News::Opened { watched, is_gap }
     }
 
     fn failed(&mut self, error: &ServerError) -> News {
-        if error.is_final() {
-            // Its history is lost, or the server refuses to resume from there for another reason: the next one starts
-            // afresh.
-            self.resume = None;
-        }
         let reason = why_polling(error);
         if reason == PollingReason::Interrupted {
             return self.pause(reason);
         }
-        self.is_turned = false;
+        self.resume = None;
         self.phase = Phase::Paused(Instant::now() + UNAVAILABLE);
         News::Closed(reason)
     }
@@ -275,16 +239,11 @@ impl Subscription {
     fn broke(&mut self, error: Option<&ServerError>) -> News {
         telemetry::stream_interrupted(error);
         self.earn();
-        if let Phase::Open { stream, .. } = &self.phase {
-            self.resume = stream
-                .resume_at()
-                .filter(|_| error.is_none_or(|error| !error.is_final()));
-        }
         self.pause(PollingReason::Interrupted)
     }
 
     fn pause(&mut self, reason: PollingReason) -> News {
-        self.is_turned = false;
+        self.resume = None;
         self.phase = Phase::Paused(Instant::now() + self.backoff.pause());
         self.backoff.failed();
         News::Closed(reason)
@@ -360,13 +319,6 @@ mod tests {
         }
     }
 
-    fn failed_over(at: Instant) -> Signs {
-        Signs {
-            failed_over: Some(at),
-            ..Signs::default()
-        }
-    }
-
     async fn closed(subscription: &mut Subscription) -> PollingReason {
         match subscription.next().await {
             News::Closed(reason) => reason,
@@ -398,27 +350,6 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_suspect_stream_is_given_up_unless_it_has_said_something() {
-        let server = Server::new(Vec::new());
-        let mut subscription = server.subscribe();
-        assert!(
-            subscription.heed(failed_over(Instant::now())).is_none(),
-            "there is none"
-        );
-        opened(&mut subscription).await;
-        let before = Instant::now();
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(subscription.heed(failed_over(before)).is_none(), "it was opened later");
-        let news = subscription.heed(failed_over(Instant::now()));
-        assert!(
-            matches!(news, Some(News::Closed(PollingReason::Interrupted))),
-            "{news:?}"
-        );
-        opened(&mut subscription).await;
-        assert_eq!(server.openings.load(Ordering::Relaxed), 2);
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn quiet_after_news_is_told_once() {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
@@ -435,35 +366,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_quiet_stream_is_taken_up_at_another_primary() {
+    async fn a_stream_is_opened_anew_at_another_primary() {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
-        let found = |subscription: &mut Subscription, asked, term: u8| {
-            let news = subscription.heed(Signs {
-                primary: Some((asked, Elected::from([term; 12]))),
-                ..Signs::default()
-            });
-            assert!(news.is_none(), "nobody polls for it: {news:?}");
+        let is_open_after = |subscription: &mut Subscription, asked, term: u8| {
+            subscription.heed(Some((asked, Elected::from([term; 12]))));
+            matches!(subscription.phase, Phase::Open { .. })
         };
         let before = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
         opened(&mut subscription).await;
         let opened_at = Instant::now();
-        found(&mut subscription, before, 1);
-        found(&mut subscription, opened_at, 2);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        found(&mut subscription, Instant::now(), 2);
-        found(&mut subscription, opened_at, 3);
-        assert!(
-            matches!(subscription.phase, Phase::Open { .. }),
-            "it was heard of since"
-        );
-        found(&mut subscription, Instant::now(), 3);
+        for (asked, term) in [(before, 1), (opened_at, 2), (before, 3), (opened_at, 2)] {
+            assert!(is_open_after(&mut subscription, asked, term));
+        }
+        assert!(!is_open_after(&mut subscription, opened_at, 3));
         opened(&mut subscription).await;
         assert_eq!(server.openings.load(Ordering::Relaxed), 2);
-        found(&mut subscription, Instant::now(), 3);
         assert!(
-            matches!(subscription.phase, Phase::Open { .. }),
+            is_open_after(&mut subscription, Instant::now(), 3),
             "it is of this primary"
         );
     }
@@ -507,19 +428,10 @@ mod tests {
         let mut given_up = Vec::new();
         for _ in 0..5 {
             assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted);
-            let late = begin.elapsed().as_millis();
-            assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted);
-            given_up.push((late, begin.elapsed().as_millis()));
+            given_up.push(begin.elapsed().as_millis());
         }
-        // After 5.25 s, and then after more, with pauses of 0, 50, 100 and 200 ms.
-        let expected = [
-            (2_000, 5_250),
-            (7_250, 10_500),
-            (12_550, 15_800),
-            (17_900, 26_400),
-            (28_600, 47_600),
-        ];
-        assert_eq!(given_up, expected);
+        // Each has two seconds more than the one before, with pauses of 0, 50, 100 and 200 ms.
+        assert_eq!(given_up, [2_000, 6_000, 12_050, 20_150, 30_350]);
         opened(&mut subscription).await;
     }
 

@@ -48,7 +48,7 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
 async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Option<()> {
     demand.wait_for(|needed| *needed).await.ok()?;
     let mut watching = Watching::new(&weak.upgrade()?);
-    let mut signs = weak.upgrade()?.signs.subscribe();
+    let mut primary = weak.upgrade()?.primary.subscribe();
     loop {
         if std::mem::take(&mut watching.had_events) {
             calm(weak, &mut demand).await?;
@@ -62,9 +62,10 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Optio
                 changed.ok()?;
                 None
             }
-            changed = signs.changed() => {
+            changed = primary.changed() => {
                 changed.ok()?;
-                watching.subscription.heed(*signs.borrow_and_update())
+                watching.subscription.heed(*primary.borrow_and_update());
+                None
             }
             () = sleep(LONGEST_PAUSE), if watching.open.is_none() => None,
         };

@@ -62,15 +62,10 @@ impl MongoStore {
             ours: wake::pattern(session),
             watched: watched.clone(),
             first: None,
-            resume_at: resume.cloned(),
+            resume_at: None,
             as_of: None,
         };
-        let first = stream.read_batch().await?;
-        if !first.is_empty() {
-            // Whoever takes up the stream before these are told gets them again.
-            let after = std::mem::replace(&mut stream.resume_at, resume.cloned());
-            stream.first = Some((first, after));
-        }
+        stream.first = Some(stream.read_batch().await?).filter(|first| !first.is_empty());
         Ok(stream)
     }
 }
@@ -276,19 +271,18 @@ pub(crate) struct MongoStream {
     /// The pattern of the session's entries.
     ours: String,
     watched: Watched,
-    /// Events that came with the answer to the opening, and the position after them.
-    first: Option<(Vec<Event>, Option<ResumeAt>)>,
+    /// Events that came with the answer to the opening.
+    first: Option<Vec<Event>>,
     resume_at: Option<ResumeAt>,
     as_of: Option<LogTime>,
 }
 
 impl MongoStream {
     pub(in crate::store) async fn next(&mut self) -> Result<Vec<Event>, ServerError> {
-        if let Some((events, after)) = self.first.take() {
-            self.resume_at = after;
-            return Ok(events);
+        match self.first.take() {
+            Some(events) => Ok(events),
+            None => self.read_batch().await,
         }
-        self.read_batch().await
     }
 
     pub(in crate::store) fn resume_at(&self) -> Option<ResumeAt> {
@@ -308,7 +302,6 @@ impl MongoStream {
     async fn read_batch(&mut self) -> Result<Vec<Event>, ServerError> {
         let Some(batch) = self.cursor.next().await.transpose()? else {
             // The server closes the cursor after an invalidating event.
-            self.resume_at = None;
             return Err(Error::custom("the change stream was closed by the server").into());
         };
         self.as_of = batch.as_raw_document().get_timestamp("operationTime").ok();

@@ -26,13 +26,6 @@ struct Scene {
     waiter: LockClient,
 }
 
-/// Where a stream takes up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum From {
-    WhereItBroke,
-    Now,
-}
-
 impl Scene {
     async fn on(ground: Ground) -> Self {
         // The holder doesn't watch, so the one stream is the waiter's.
@@ -78,25 +71,11 @@ impl Scene {
         .await;
     }
 
-    /// Another stream than `old` is open while somebody waits, and grants arrive through it. Where nobody waited in
-    /// between, it takes up `from` nowhere in particular.
-    async fn assert_back(&self, old: i64, from: Option<From>) {
+    /// Another stream than `old` is open while somebody waits, and grants arrive through it.
+    async fn assert_back(&self, old: i64) {
         self.hand_over("another lock", async || {
             until_mode(&self.waiter, BACK, |mode| mode == WakeMode::ChangeStream).await;
             assert_ne!(self.stream().await, old);
-            let mut options = None;
-            eventually(PATIENCE, "the stream is seen", async || {
-                let operations = self.ground.operations(&self.admin).await;
-                options = operations.iter().find_map(stream_options).cloned();
-                options.is_some()
-            })
-            .await;
-            let stream = options.unwrap();
-            let resumed = stream.contains_key("resumeAfter");
-            assert!(
-                from.is_none_or(|from| resumed == (from == From::WhereItBroke)),
-                "{from:?}: {stream}"
-            );
         })
         .await;
     }
@@ -116,7 +95,7 @@ async fn a_stream_whose_cursor_is_killed_comes_back() {
                 assert_eq!(reply.get_array("cursorsKilled").unwrap().len(), 1, "{reply}");
             })
             .await;
-        scene.assert_back(old, Some(From::WhereItBroke)).await;
+        scene.assert_back(old).await;
     }
 }
 
@@ -144,43 +123,8 @@ async fn a_stream_whose_operation_is_killed_comes_back() {
                 scene.until_gone(old).await;
             })
             .await;
-        scene.assert_back(old, Some(From::WhereItBroke)).await;
+        scene.assert_back(old).await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_whose_history_is_lost_starts_anew() {
-    let (cluster, _turn) = faulty().await;
-    let scene = Scene::on(Ground::on(cluster, "history")).await;
-    let mut old = 0;
-    scene
-        .hand_over("lock", async || {
-            old = scene.stream().await;
-            // First the stream breaks, and then it can't be taken up where it broke, twice.
-            let lost = async |command, strikes| {
-                let ground = &scene.ground;
-                ground
-                    .fail(cluster, times(strikes), &[command], doc! { "errorCode": 286 })
-                    .await
-            };
-            let breaks = lost("getMore", 1).await;
-            // An event for the waiter ends the getMore that is on its way already.
-            let waiter = scene.documents.find_one(doc! { "_id": "lock" }).await.unwrap().unwrap();
-            assert_eq!(waiter.get_array("queue").unwrap().len(), 1);
-            scene
-                .documents
-                .insert_one(doc! { "_id": 1, "for": "nobody" })
-                .await
-                .unwrap();
-            scene.documents.delete_one(doc! { "_id": 1 }).await.unwrap();
-            breaks.wait_entered(1, PATIENCE).await.unwrap();
-            let again = lost("aggregate", 2).await;
-            // Whether it was in time or not, the next opening fails too: the cursor is killed.
-            scene.ground.kill_streams(&scene.admin, COLLECTION).await;
-            again.wait_entered(2, PATIENCE).await.unwrap();
-        })
-        .await;
-    scene.assert_back(old, Some(From::Now)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -208,7 +152,7 @@ async fn a_name_too_large_for_any_stream_does_not_stop_the_waiters() {
             scene.until_gone(old).await;
         })
         .await;
-    scene.assert_back(old, Some(From::Now)).await;
+    scene.assert_back(old).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -242,7 +186,7 @@ async fn while_the_stream_is_down_waiters_poll() {
     scene.documents.delete_one(doc! { "_id": "lock" }).await.unwrap();
     within(2 * SOON, "the loss is noticed", handle.lost()).await;
     down.unwrap().off().await.unwrap();
-    scene.assert_back(old, None).await;
+    scene.assert_back(old).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
