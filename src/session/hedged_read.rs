@@ -17,7 +17,6 @@ use tokio::{
 use super::{
     Session,
     in_flight::{DEAD_MOST, SHORTEST, TOGETHER, patience},
-    line::UNANSWERED,
 };
 use crate::{
     error::ServerError,
@@ -88,31 +87,27 @@ async fn first_answer(
     let begun = Instant::now();
     let (pause, most, within) = cost.limits(usual);
     let last = begun + patience(within);
-    let mut attempts = FuturesUnordered::new();
-    for number in 1..=most {
-        attempts.push(detached(runtime, attempt()));
-        let until = match number == most {
-            true => last,
-            // Where answers take long, there is time for fewer.
-            false => last.min(begun + pause * number),
-        };
-        loop {
-            let ended = tokio::select! {
-                biased;
-                Some(ended) = attempts.next() => ended.and_then(|answer| answer),
-                () = sleep_until(until) => break,
-            };
-            match ended {
+    let mut attempts = FuturesUnordered::from_iter([detached(runtime, attempt())]);
+    let mut sent = 1;
+    loop {
+        // Where answers take long, there is time for fewer.
+        let next_at = Some(begun + pause * sent).filter(|at| sent < most && *at < last);
+        tokio::select! {
+            biased;
+            Some(ended) = attempts.next() => match ended.and_then(|answer| answer) {
                 // Other attempts are still on their way.
                 Err(error) if !(attempts.is_empty() || is_for_all(&error)) => {}
                 ended => return ended,
+            },
+            () = sleep_until(next_at.unwrap_or(last)) => {
+                if next_at.is_none() {
+                    return Err(ServerError::unanswered(begun.elapsed()));
+                }
+                attempts.push(detached(runtime, attempt()));
+                sent += 1;
             }
         }
-        if until == last {
-            break;
-        }
     }
-    Err(ServerError::unanswered(begun.elapsed()))
 }
 
 /// Whether every other attempt would fail like this one: the server refuses, or takes longer than it may, or there is
@@ -163,10 +158,10 @@ impl Session {
     }
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
-    /// connection first. No reading is needed where that one has answered just now.
+    /// connection first. No reading is needed where one has answered just now.
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), ServerError> {
         self.ensure_usable()?;
-        if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(UNANSWERED, Instant::now()) {
+        if !self.in_flight.finds_connections() {
             let read = || {
                 let store = self.store.clone();
                 async move { store.read(View::Newest, &[]).await }

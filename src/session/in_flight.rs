@@ -77,15 +77,13 @@ pub(super) const DEAD_MOST: u32 = 8;
 /// The commands of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    /// Number of prompt slots.
-    most: usize,
     /// Whether the store runs several operations in a command.
     shares: bool,
     prompt: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     stuck: Arc<Semaphore>,
     /// Half as many as prompt ones, for claims: each can take seconds, and the release of what was claimed before must not
-    /// wait for that.
+    /// wait for that. Claims at one time contend for the same documents.
     claims: Arc<Semaphore>,
     /// The right to ask whether a transaction is open.
     pub(super) questions: Semaphore,
@@ -133,12 +131,11 @@ impl InFlight {
     pub(super) fn new(most: usize, shares: bool) -> Arc<Self> {
         let slots = |count| Arc::new(Semaphore::new(count));
         Arc::new(Self {
-            most,
             shares,
             prompt: slots(most),
             slow: slots(SLOW_AT_ONCE),
             stuck: slots(STUCK_AT_ONCE),
-            claims: slots(claims_beside(most)),
+            claims: slots(most.div_ceil(2)),
             questions: Semaphore::new(SLOW_AT_ONCE),
             queue: Mutex::default(),
             seen: Mutex::default(),
@@ -254,18 +251,10 @@ impl InFlight {
         seen.heard = seen.heard.max(Some(sent));
     }
 
-    /// Whether a command that was sent at most `time` ago was answered.
-    pub(super) fn was_answered_within(&self, time: Duration, now: Instant) -> bool {
-        let heard = self.seen().heard;
-        heard.is_some_and(|heard| now.saturating_duration_since(heard) <= time)
-    }
-
-    /// Whether no prompt command and no claim is on its way, and none is adrift; slow ones don't count.
-    pub(super) fn is_quiet(&self) -> bool {
-        let are_free = |slots: &Semaphore, count| slots.available_permits() == count;
-        are_free(&self.prompt, self.most)
-            && are_free(&self.claims, claims_beside(self.most))
-            && self.seen().adrift() == 0
+    /// Whether a command that was sent just now was answered, and none is adrift.
+    pub(super) fn finds_connections(&self) -> bool {
+        let seen = self.seen();
+        seen.adrift() == 0 && seen.heard.is_some_and(|heard| heard.elapsed() <= UNANSWERED)
     }
 
     /// Notes the end of a command.
@@ -312,11 +301,6 @@ impl InFlight {
         // As above.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns the number of slots for claims beside so many prompt ones: claims at one time contend for the same documents.
-fn claims_beside(most: usize) -> usize {
-    most.div_ceil(2)
 }
 
 fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
@@ -611,9 +595,9 @@ mod tests {
         });
         assert_eq!(heard.1, patience(limit));
         // Its slot is another's meanwhile, as that of any command that hangs.
-        assert!(in_flight.prompt.available_permits() == MOST && !in_flight.is_quiet());
+        assert!(in_flight.prompt.available_permits() == MOST && in_flight.seen().adrift() > 0);
         drop((all, heard));
-        assert!(in_flight.is_quiet());
+        assert_eq!(in_flight.seen().adrift(), 0);
     }
 
     fn asked(name: &str, operation: Operation) -> Asked {
@@ -772,7 +756,7 @@ mod tests {
         while let Some(slot) = soon(slots.slot_of_claim()).await {
             claims.push(slot);
         }
-        assert_eq!(claims.len(), claims_beside(MOST));
+        assert_eq!(claims.len(), MOST / 2);
         for (overdue, most) in [(0, MOST), (1, SLOW_AT_ONCE), (STUCK_AFTER, STUCK_AT_ONCE)] {
             let mut free = Vec::new();
             while let Some(slot) = soon(slots.slot(overdue)).await {
@@ -780,10 +764,6 @@ mod tests {
             }
             assert_eq!(free.len(), most, "{overdue}");
         }
-        // A scan may meet a dead connection that one of them has met.
-        assert!(!slots.is_quiet());
-        drop(claims);
-        assert!(slots.is_quiet());
     }
 
     /// There is always another that was slow for a moment.
@@ -915,7 +895,7 @@ mod tests {
         assert!(sent.elapsed() < Duration::from_millis(300), "{:?}", sent.elapsed());
         sleep(Duration::from_millis(100)).await;
         // It is given up, and has a connection still.
-        assert!(!bench.session.in_flight.is_quiet());
+        assert_eq!(bench.session.in_flight.seen().adrift(), 1);
         bench.held.release().await.unwrap();
         let released = Instant::now();
         bench.waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -927,9 +907,9 @@ mod tests {
         while !bench.session.is_unused() {
             sleep(Duration::from_millis(10)).await;
         }
-        assert!(!bench.session.in_flight.is_quiet());
+        assert_eq!(bench.session.in_flight.seen().adrift(), 1);
         sleep(Duration::from_secs(1_000)).await;
-        assert!(bench.session.in_flight.is_quiet());
+        assert_eq!(bench.session.in_flight.seen().adrift(), 0);
     }
 
     /// Of two that wait for the one slot, the look came first.
