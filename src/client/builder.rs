@@ -368,55 +368,52 @@ impl<W: World> LockClientBuilder<W> {
     /// [`BuildError::Invalid`] names the setting, its value and its bound. An [`owner_id`](Self::owner_id) is refused:
     /// which of two processes is the later one takes the server's clock.
     pub fn build_lazily(self) -> Result<LockClient<W>, BuildError> {
-        let (config, database, collection) = match self.checked()? {
-            (config, Home::Database(database), collection) => (config, database, collection),
-            (config, Home::Memory(memory), _) => return Ok(LockClient::over_memory(&memory, config).in_world()),
-        };
-        if config.has_owner_id() {
+        let (config, store) = self.checked()?;
+        if store.is_remote() && config.has_owner_id() {
             let why = "an owner id needs the server when the client is built; build it with `build()`";
             return Err(InvalidInput::new(why).into());
         }
         let mode = WakeMode::of(config.wake_source);
-        let requires_stream = config.wake_source == WakeSource::ChangeStream;
-        let streams = config.stream_read_preference.clone();
-        let store = MongoStore::unseen(&database, &collection, streams, requires_stream);
-        let session = Session::new(config, Store::Mongo(Arc::new(store)), None, mode);
-        Ok(LockClient::new(session).in_world())
+        Ok(LockClient::new(Session::new(config, store, None, mode)).in_world())
     }
 
     /// Checks all settings, before anything is sent.
-    fn checked(self) -> Result<(Config, Home, String), BuildError> {
+    fn checked(self) -> Result<(Config, Store), BuildError> {
         let config = self.config.validate()?;
         check_collection(&self.collection)?;
-        if let Home::Database(database) = &self.place {
-            check_database(database.name())?;
-        }
-        Ok((config, self.place, self.collection))
+        let store = match &self.place {
+            Home::Database(database) => {
+                check_database(database.name())?;
+                Store::Mongo(MongoStore::unseen(database, &self.collection, &config))
+            }
+            Home::Memory(memory) => Store::Memory(Arc::new(memory.of_another_client())),
+        };
+        Ok((config, store))
     }
 
     pub(super) async fn built(self) -> Result<LockClient<W>, BuildError> {
-        let (config, database, collection) = match self.checked()? {
-            (config, Home::Database(database), collection) => (config, database, collection),
-            (config, Home::Memory(memory), _) => return Ok(LockClient::over_memory(&memory, config).in_world()),
-        };
-        let connecting = || {
-            let (database, collection) = (database.clone(), collection.clone());
-            let streams = config.stream_read_preference.clone();
-            async move { MongoStore::connect(&database, &collection, streams).await }
-        };
-        let connected = read_beside(&Handle::current(), (Cost::Connecting, Duration::ZERO), connecting).await;
-        let mut connected = connected.inspect_err(|error| telemetry::operation_failed("connect", None, error))?;
-        if let Some(problem) = connected.problem(config.wake_source == WakeSource::ChangeStream) {
-            return Err(problem);
+        let (config, store) = self.checked()?;
+        let (mut first, mut mode) = (None, WakeMode::of(config.wake_source));
+        if let Store::Mongo(store) = &store {
+            let see = || {
+                let store = store.clone();
+                async move { store.see().await }
+            };
+            let seen = read_beside(&Handle::current(), (Cost::Connecting, Duration::ZERO), see).await;
+            let seen = seen.inspect_err(|error| telemetry::operation_failed("connect", None, error))?;
+            if let Some(problem) = seen.problem {
+                return Err(problem);
+            }
+            if seen.standalone && config.wake_source == WakeSource::Auto {
+                mode = WakeMode::Polling(PollingReason::Standalone);
+            }
+            first = Some(seen.exchange);
         }
-        let mode = match config.wake_source {
-            WakeSource::Auto if connected.standalone => WakeMode::Polling(PollingReason::Standalone),
-            source => WakeMode::of(source),
-        };
-        let store = Store::Mongo(Arc::new(connected.store));
-        let session = Session::new(config, store, Some(&connected.exchange), mode);
-        // The driver's own tasks usually run there.
-        session.live_on(Handle::current());
+        let session = Session::new(config, store, first.as_ref(), mode);
+        if first.is_some() {
+            // The driver's own tasks usually run there.
+            session.live_on(Handle::current());
+        }
         Ok(LockClient::new(session).in_world())
     }
 }

@@ -528,7 +528,7 @@ impl<K, W: World> ItemLocks<K, W> {
         self.locks.session_over(id, || match &self.collection {
             UserCollection::Mongo(collection) => {
                 let streams = self.locks.session.config.stream_read_preference.clone();
-                let store = MongoStore::in_place(collection, place.clone(), streams);
+                let store = MongoStore::new(collection, place.clone(), streams);
                 Store::Mongo(Arc::new(store))
             }
             UserCollection::Memory(documents) => {

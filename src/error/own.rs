@@ -20,7 +20,7 @@ impl ServerError {
 
     /// Returns the error for an operation that was not answered in time.
     pub(crate) fn overdue() -> Self {
-        Self::of_own(Failure::Unavailable, Own::Overdue)
+        Own::Overdue.into()
     }
 
     /// Returns the driver's error of an operation on a lock: a duplicate key is a race for the lock's document.
@@ -31,13 +31,6 @@ impl ServerError {
         }
     }
 
-    fn of_own(kind: Failure, own: Own) -> Self {
-        Self {
-            kind,
-            source: Arc::new(own),
-        }
-    }
-
     pub(super) fn own(&self) -> Option<&Own> {
         self.source.downcast_ref()
     }
@@ -45,7 +38,7 @@ impl ServerError {
     /// Returns the error for an operation that has not been answered so far: it may have been applied, or be applied
     /// yet.
     pub(crate) fn unanswered(for_long: Duration) -> Self {
-        Self::of_own(Failure::Unavailable, Own::Unanswered(for_long))
+        Own::Unanswered(for_long).into()
     }
 
     /// Reports whether there was no answer in time.
@@ -53,14 +46,9 @@ impl ServerError {
         matches!(self.own(), Some(Own::Unanswered(_)))
     }
 
-    /// Returns the error for an operation that shared a command with others, and was not done: nothing was written.
-    pub(crate) fn not_done() -> Self {
-        Self::of_own(Failure::Raced, Own::NotDone)
-    }
-
     /// Returns the error for an operation that shared a command with others, and may have been done.
     pub(crate) fn unsaid() -> Self {
-        Self::of_own(Failure::Raced, Own::Unsaid)
+        Own::Unsaid.into()
     }
 
     /// Reports whether the command is over and does not show whether the operation was done.
@@ -75,12 +63,12 @@ impl ServerError {
 
     /// Reports whether the document is not the document of a lock.
     pub(crate) fn is_malformed(&self) -> bool {
-        matches!(self.own(), Some(Own::NotALock(_)))
+        matches!(self.own(), Some(Own::NoLock(malformed)) if !malformed.is_newer())
     }
 
     /// Reports whether the document with this name is not a lock, or a lock of a later version.
     pub(crate) fn is_no_lock(&self) -> bool {
-        matches!(self.own(), Some(Own::NotALock(_) | Own::LaterProtocol(_)))
+        matches!(self.own(), Some(Own::NoLock(_)))
     }
 
     /// Reports whether the session's tasks do not run, at least in this process.
@@ -116,45 +104,14 @@ impl ServerError {
         self.kind != Failure::Unavailable && self.code().is_some_and(|code| !concerns_all(code))
     }
 
-    /// Returns the error for an `_id` that has too many bytes to be locked.
-    pub(crate) fn too_long(size: usize) -> Self {
-        Self::of_own(Failure::Refused, Own::TooLong(size))
-    }
-
-    /// Returns the reason why no client can be built over the server, as that of an operation.
-    pub(crate) fn not_built(why: BuildError) -> Self {
-        Self::of_own(Failure::Refused, Own::NotBuilt(why))
-    }
-
     /// Returns the cause in a line, without the server's own text, which may have a value of the user's.
     pub(crate) fn cause(&self) -> String {
         cause(&*self.source)
     }
 
-    /// Returns the error of commands during an outage of locks in memory.
-    pub(crate) fn outage() -> Self {
-        Self::of_own(Failure::Unavailable, Own::Outage)
-    }
-
-    /// Returns the error of a stream in memory whose reader fell behind, as where a server's log no longer reaches back
-    /// to the last event.
-    pub(crate) fn fell_behind() -> Self {
-        Self::of_own(Failure::Refused, Own::FellBehind)
-    }
-
     /// Returns the error for a session whose runtime, and with it its tasks, has ended.
     pub(crate) fn runtime_ended() -> Self {
-        Self::of_own(Failure::Refused, Own::RuntimeEnded)
-    }
-
-    /// Returns the error for a process that was forked from the session's.
-    pub(crate) fn forked() -> Self {
-        Self::of_own(Failure::Refused, Own::Forked)
-    }
-
-    /// Returns the error for a session whose runtime is stalled.
-    pub(crate) fn stands_still() -> Self {
-        Self::of_own(Failure::Refused, Own::RuntimeStalled)
+        Own::RuntimeEnded.into()
     }
 
     /// Returns the error for an operation whose task was stopped because its runtime is shutting down, or panicked;
@@ -176,23 +133,36 @@ impl ServerError {
 
 impl From<Malformed> for ServerError {
     fn from(malformed: Malformed) -> Self {
-        let own = if malformed.is_newer() {
-            Own::LaterProtocol(malformed)
-        } else {
-            Own::NotALock(malformed)
-        };
-        Self::of_own(Failure::Refused, own)
+        Own::NoLock(malformed).into()
     }
 }
 
+impl From<Own> for ServerError {
+    fn from(own: Own) -> Self {
+        let kind = match own {
+            Own::NotDone | Own::Unsaid => Failure::Raced,
+            Own::Unanswered(_) | Own::Overdue | Own::Panicked | Own::Outage => Failure::Unavailable,
+            _ => Failure::Refused,
+        };
+        let source = Arc::new(own);
+        Self { kind, source }
+    }
+}
+
+const LATER: &str = "the lock's document can't be used by this version";
+const NO_LOCK: &str = "the document with this name is not a lock";
+
 /// The library's own errors, whose texts say it all.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Own {
+pub(crate) enum Own {
     /// There was no answer for this long.
     #[error("the server did not answer for {}", rounded(*.0))]
     Unanswered(Duration),
     #[error("the server did not answer in time")]
     Overdue,
+    #[error("a panic in the driver, or in a handler of its events")]
+    Panicked,
+    /// An operation that shared a command with others was not done: nothing was written.
     #[error("the lock was not as a command for several locks expected it")]
     NotDone,
     #[error("a command for several locks does not show what became of this one")]
@@ -204,17 +174,16 @@ pub(super) enum Own {
     Forked,
     #[error("the runtime on which this client was first used is stalled: nothing drives it, or its thread is blocked")]
     RuntimeStalled,
-    /// A document under the lock's name that is not the document of a lock; it is left alone.
-    #[error("the document with this name is not a lock: {0}")]
-    NotALock(Malformed),
-    /// A document that was written by a later version of this library; it is left alone.
-    #[error("the lock's document can't be used by this version: {0}")]
-    LaterProtocol(Malformed),
+    /// A document under the lock's name that is not a lock, or is one of a later version of this library. It is left
+    /// alone.
+    #[error("{of_it}: {0}", of_it = if .0.is_newer() { LATER } else { NO_LOCK })]
+    NoLock(Malformed),
     /// The server or the collection does not suit a client that was built without looking.
     #[error(transparent)]
     NotBuilt(BuildError),
     #[error("the locks in memory have an outage")]
     Outage,
+    /// As where a server's log no longer reaches back to the last event.
     #[error("the reader of a stream in memory fell too far behind")]
     FellBehind,
     /// An `_id` of this many bytes.

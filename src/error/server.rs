@@ -202,7 +202,7 @@ mod tests {
     use super::*;
     use crate::{
         contention::Contention,
-        error::{AcquireError, BuildError, CandidacyError, FenceError, GuardError, HoldError, OperateError},
+        error::{AcquireError, BuildError, CandidacyError, FenceError, GuardError, HoldError, OperateError, own::Own},
         protocol::document::Malformed,
         store::typed::read_as,
     };
@@ -278,9 +278,9 @@ mod tests {
                 "did not answer for 4s",
             ),
             (ServerError::runtime_ended(), "the runtime"),
-            (ServerError::forked(), "forked"),
-            (ServerError::stands_still(), "stalled"),
-            (ServerError::too_long(9_000), "9000 bytes"),
+            (Own::Forked.into(), "forked"),
+            (Own::RuntimeStalled.into(), "stalled"),
+            (Own::TooLong(9_000).into(), "9000 bytes"),
             (lock.into(), "is not a lock: field `watchlock` is not a sub-document"),
             (later.into(), "protocol 9"),
         ]);
@@ -420,7 +420,7 @@ mod tests {
     fn the_library_s_own_refusals_have_kinds() {
         let kind = |error: ServerError| error.kind();
         assert_eq!(kind(ServerError::runtime_ended()), ServerErrorKind::NoRuntime);
-        assert_eq!(kind(ServerError::forked()), ServerErrorKind::NoRuntime);
+        assert_eq!(kind(Own::Forked.into()), ServerErrorKind::NoRuntime);
         assert_eq!(kind(ServerError::overdue()), ServerErrorKind::Unavailable);
         // A write of the user's own that was stopped with the runtime.
         let stopped = DriverError::custom(ServerError::runtime_ended());

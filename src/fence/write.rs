@@ -27,7 +27,7 @@ use crate::{
         failure::{Failure, failure, is_duplicate},
     },
     input::check_document,
-    store::detached,
+    store::{detached, first_in},
     truncated_debug::Brief,
 };
 
@@ -140,14 +140,7 @@ impl<'a, R: Written> FencedWrite<'a, R> {
     async fn find(&mut self, filter: Document, field: &str) -> Result<Option<Document>, FenceError> {
         let projection = doc! { field: 1 };
         let found = self.sent(|collection, session| {
-            let finding = async move {
-                collection
-                    .find_one(filter)
-                    .projection(projection)
-                    .session(session)
-                    .await
-            };
-            finding.boxed()
+            async move { first_in(collection.find(filter).projection(projection), session).await }.boxed()
         });
         found.await.map_err(server)
     }

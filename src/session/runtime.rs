@@ -18,7 +18,7 @@ use super::{
     streams::{observing, watcher},
 };
 use crate::{
-    error::{AcquireError, ServerError},
+    error::{AcquireError, ServerError, own::Own},
     store::spawned,
     telemetry,
 };
@@ -118,7 +118,7 @@ impl Session {
     /// Fails if the session is of no use, as its runtime has ended or this is a fork.
     pub(crate) fn ensure_usable(&self) -> Result<(), ServerError> {
         if self.is_forked() {
-            return Err(ServerError::forked());
+            return Err(Own::Forked.into());
         }
         match self.stopped.is_cancelled() {
             true => Err(ServerError::runtime_ended()),
@@ -170,7 +170,7 @@ impl Session {
             match timeout(STANDS_STILL, answer).await {
                 Ok(Ok(())) => sleep(STANDS_STILL).await,
                 Ok(Err(_)) => return ServerError::runtime_ended(),
-                Err(_) => return ServerError::stands_still(),
+                Err(_) => return Own::RuntimeStalled.into(),
             }
         }
     }

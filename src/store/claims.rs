@@ -6,7 +6,7 @@ use mongodb::bson::{Bson, Document};
 
 use super::name;
 use crate::{
-    error::ServerError,
+    error::{ServerError, own::Own},
     protocol::{
         Exchange, Location, ServerTime, State,
         document::{ID_MOST, Malformed, size_of_id},
@@ -94,7 +94,7 @@ impl Outlook {
         let id = document.get("_id").cloned().unwrap_or(Bson::Null);
         let size = size_of_id(&id);
         let state = match at.state(document) {
-            _ if size > ID_MOST => Err(ServerError::too_long(size)),
+            _ if size > ID_MOST => Err(Own::TooLong(size).into()),
             state => state.map_err(ServerError::from),
         };
         match state {

@@ -18,7 +18,6 @@ pub(crate) mod typed;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    io,
     panic::AssertUnwindSafe,
     pin::{Pin, pin},
     sync::Arc,
@@ -28,7 +27,7 @@ use std::{
 #[cfg(test)]
 use crate::tests::simulated;
 use crate::{
-    error::ServerError,
+    error::{ServerError, own::Own},
     protocol::{Exchange, Operation, ServerTime, Showing, State, document::Malformed},
     telemetry,
 };
@@ -41,7 +40,9 @@ pub(crate) use claims::{Claimed, Outlook, Taken, Wanted};
 pub(crate) use detached::{Detached, detached, spawned};
 pub(crate) use lock_layout::LockLayout;
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream};
-pub(crate) use mongo::{AWAIT_TIME, COUNTED_MOST, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, is_in_transaction};
+pub(crate) use mongo::{
+    AWAIT_TIME, COUNTED_MOST, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, first_in, is_in_transaction,
+};
 pub use observed::UnreadableInfo;
 pub(crate) use observed::{Listed, Selection, UNREADABLE_MOST, UnreadableInfo as Unreadable};
 pub(crate) use typed::{Mismatch, read_as, write_as};
@@ -80,7 +81,7 @@ impl Answer {
     ) -> Result<Self, ServerError> {
         match operation.is_done_in(state.as_ref()) {
             Some(true) => Ok(Self { state, exchange }),
-            Some(false) => Err(ServerError::not_done()),
+            Some(false) => Err(Own::NotDone.into()),
             None => Err(ServerError::unsaid()),
         }
     }
@@ -192,12 +193,7 @@ async fn contained<T>(
 ) -> Result<T, ServerError> {
     // A stream that panicked is dropped like a stream that failed; keeping everything else intact is the driver's task.
     let ended = AssertUnwindSafe(running).catch_unwind().await;
-    ended.unwrap_or_else(|_| {
-        Err(ServerError {
-            kind: Failure::Unavailable,
-            source: Arc::new(io::Error::other("a panic in the driver, or in a handler of its events")),
-        })
-    })
+    ended.unwrap_or_else(|_| Err(Own::Panicked.into()))
 }
 
 impl Store {

@@ -19,18 +19,17 @@ use mongodb::{
     Collection, Database,
     bson::{Bson, Document, doc},
     error::Error,
-    options::{CollectionOptions, ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria, WriteConcern},
+    options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 use tokio::time::Instant;
 
 use super::{Answer, Elected, Failure, LockLayout, LogTime, Unreadable, lock_layout::LockRef};
 
 use crate::{
-    error::{BuildError, ServerError},
+    error::ServerError,
     hidden::{Hidden, hidden},
-    machine::exchanged,
     protocol::{
-        Evict, Exchange, Expects, Location, Operation, ServerTime, State,
+        Exchange, Expects, Location, Operation, ServerTime, State,
         document::{Malformed, whole},
         pipeline, wake,
     },
@@ -38,11 +37,11 @@ use crate::{
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use command::refusals;
-use command::{Updated, limit, updated};
+use command::{limit, modified, updated};
 use encoded::{Shapes, completed, encode};
 use first_look::FirstLook;
 pub(crate) use guard::{abort, is_in_transaction};
-pub(crate) use reading::COUNTED_MOST;
+pub(crate) use reading::{COUNTED_MOST, first_in};
 pub(in crate::store) use stream::MongoStream;
 #[cfg(any(test, fuzzing))]
 pub(crate) use stream::{read_elements, read_event, read_observed};
@@ -77,71 +76,14 @@ pub(crate) struct MongoStore {
     first_look: FirstLook,
 }
 
-/// A store of locks, and what the server told when it was connected.
-pub(crate) struct Connected {
-    pub(crate) store: MongoStore,
-    /// Whether the server is neither a member of a replica set nor a router.
-    pub(crate) standalone: bool,
-    /// With the last write in the log of the primary.
-    pub(crate) exchange: Exchange,
-    /// Why locks can't be kept in the collection.
-    unsuitable: Option<String>,
-}
-
-impl Connected {
-    /// Returns why no client can be built over the server, which may be required to have change streams.
-    pub(crate) fn problem(&mut self, requires_stream: bool) -> Option<BuildError> {
-        if let Some(problem) = self.unsuitable.take() {
-            let namespace = self.store.collection.namespace().to_string();
-            return Some(BuildError::Unsuitable { namespace, problem });
-        }
-        (requires_stream && self.standalone).then_some(BuildError::NoChangeStream)
-    }
-}
-
 impl MongoStore {
-    /// Asks the server for its kind and its clock, and for what kind of collection it has under the name.
-    pub(crate) async fn connect(
-        database: &Database,
-        collection: &str,
-        streams: ReadPreference,
-    ) -> Result<Connected, ServerError> {
-        let store = Self::new(database.collection(collection), Arc::default(), streams);
-        let sent = Instant::now();
-        // Asked of the primary, which also answers for the collection's writes, so that an unreachable primary is
-        // noticed here.
-        let hello = store.ask_primary(doc! { "hello": 1 }).await?;
-        let now = ServerTime::in_field(&hello, "localTime");
-        let mut exchange = exchanged(sent, now);
-        let is_router = hello.get_str("msg").is_ok_and(|message| message == "isdbgrid");
-        let standalone = !is_router && !hello.contains_key("setName");
-        let last = hello
-            .get_document("lastWrite")
-            .and_then(|last| last.get_document("opTime"));
-        exchange.logged_by = last.and_then(|time| time.get_timestamp("ts")).ok();
-        Ok(Connected {
-            unsuitable: store.unsuitable(is_router).await?,
-            store,
-            standalone,
-            exchange,
-        })
-    }
-
     /// Sends a command to the primary.
     async fn ask_primary(&self, command: Document) -> Result<Document, Error> {
         self.database.run_command(command).selection_criteria(primary()).await
     }
 
-    /// Returns the store of the locks in the documents of a user's collection.
-    pub(crate) fn in_place<T: Send + Sync>(
-        collection: &Collection<T>,
-        layout: Arc<LockLayout>,
-        streams: ReadPreference,
-    ) -> Self {
-        Self::new(collection.clone_with_type(), layout, streams)
-    }
-
-    fn new(collection: Collection<Document>, layout: Arc<LockLayout>, streams: ReadPreference) -> Self {
+    /// Returns the store of the locks in the documents of a collection.
+    pub(crate) fn new(collection: &Collection<Document>, layout: Arc<LockLayout>, streams: ReadPreference) -> Self {
         // Set here and never inherited: the user's settings for the database are meant for the user's own data. A grant
         // that is not majority-committed can be rolled back, and then be granted again to another.
         let options = CollectionOptions::builder()
@@ -157,7 +99,7 @@ impl MongoStore {
             streams,
             shapes: Shapes::default(),
             database: hidden(database),
-            first_look: FirstLook::taken(),
+            first_look: FirstLook::done(),
         }
     }
 
@@ -187,23 +129,6 @@ impl MongoStore {
         within: Duration,
     ) -> Result<(Option<Document>, Option<LogTime>), Error> {
         let at = &*member.location;
-        if operation.evict != Evict::Nobody || operation.proclaims() || operation.sets() {
-            // These operations must not arrive late, after another: the driver sends them as retryable writes, whose
-            // repeats the server recognises. It refuses an answer with text that is not UTF-8, so there is nothing in
-            // it but the lock's own fields. None of these operations needs a reading of the server's clock, and without
-            // an expression the server makes the answer sooner.
-            let (mut shown, pipeline) = (fields(at), self.pipeline(at, operation));
-            shown.remove(NOW);
-            return self
-                .collection
-                .find_one_and_update(selection(member, operation), pipeline)
-                .upsert(operation.sets())
-                .return_document(ReturnDocument::After)
-                .projection(shown)
-                .max_time(within)
-                .await
-                .map(|document| (document, None));
-        }
         // An operation that did what was expected has its time in the document; one that did not is sent again in full,
         // or is over. So the server need not build a second document for the answer.
         let bare = operation.expects != Expects::Nothing && at.is_root();
@@ -227,16 +152,8 @@ impl MongoStore {
             false => self.shapes.encode(operation, command),
         };
         let command = completed(command?, &selection(member, operation), limit(within))?;
-        let mut answer = self
-            .database
-            .run_raw_command(command)
-            .selection_criteria(primary())
-            .await?;
-        let Updated { logged_by, .. } = updated(&answer)?;
-        match answer.remove("value") {
-            Some(Bson::Document(document)) => Ok((Some(document), logged_by)),
-            _ => Ok((None, logged_by)),
-        }
+        let sending = self.database.run_raw_command(command);
+        modified(sending.selection_criteria(primary()).await?)
     }
 
     /// Returns the pipeline of an operation on the lock at this place. Where it lets in entries, it also removes the
@@ -297,9 +214,7 @@ impl MongoStore {
         let error = ServerError::of_lock(error);
         if error.kind == Failure::Refused
             && let Ok(Some(document)) = self
-                .collection
-                .find_one(doc! { "_id": self.layout.id_of(name) })
-                .max_time(READ_WITHIN)
+                .newest(self.collection.find(doc! { "_id": self.layout.id_of(name) }))
                 .await
         {
             let at = self.layout.at(name);

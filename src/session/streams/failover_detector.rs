@@ -97,7 +97,7 @@ mod tests {
         let driver = Client::with_uri_str("mongodb://127.0.0.1:1").await.unwrap();
         let collection = driver.database("x").collection::<Document>("x");
         let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
-        let store = Arc::new(MongoStore::in_place(&collection, place, ReadPreference::Primary));
+        let store = Arc::new(MongoStore::new(&collection, place, ReadPreference::Primary));
         let config = Config::default();
         let session = Session::new(config, Store::Mongo(store.clone()), None, WakeMode::ChangeStream);
         session.start();

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::timeout};
 
-use crate::error::ServerError;
+use crate::error::{ServerError, own::Own};
 
 /// Maximum time for which a command waits for an answer: then a driver gives up too, and nothing of it is done later.
 const UNANSWERED_FOR: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ impl Connection {
         thawed.map_err(|_| ServerError::unanswered(UNANSWERED_FOR))?;
         match *self.outage.borrow() {
             false => Ok(()),
-            true => Err(ServerError::outage()),
+            true => Err(Own::Outage.into()),
         }
     }
 

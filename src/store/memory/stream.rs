@@ -3,6 +3,7 @@
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{AWAIT_TIME, Event, ServerError, connection::Connection};
+use crate::error::own::Own;
 
 /// Maximum number of events that wait for the reader of a stream: a few times the writes of a renewal, which changes up
 /// to a thousand documents at once. A reader that is further behind is not reading; each of its events can hold the
@@ -36,7 +37,7 @@ impl MemoryStream {
                 biased;
                 () = self.connection.disturbed() => {}
                 received = received => return match received {
-                    Ok(0) => Err(ServerError::fell_behind()),
+                    Ok(0) => Err(Own::FellBehind.into()),
                     // Silence is reported as by a server.
                     Ok(_) | Err(_) => Ok(events),
                 },
@@ -68,7 +69,7 @@ mod tests {
                 Ok(events) if events.is_empty() => panic!("{count} events, and no end"),
                 Ok(events) => count += events.len(),
                 Err(error) => {
-                    assert_eq!(error.to_string(), ServerError::fell_behind().to_string());
+                    assert_eq!(error.to_string(), Own::FellBehind.to_string());
                     return count;
                 }
             }

@@ -2,24 +2,18 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    mem,
     time::Duration,
 };
 
 use mongodb::{
-    bson::{Bson, Document, doc},
+    bson::{Bson, Document, RawDocument, doc},
     error::Error,
-    options::{ReadConcern, ReturnDocument},
 };
 use tokio::time::Instant;
 
-use super::{
-    LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN,
-    command::{limit, some, updated},
-    lossy, now, server_now,
-};
+use super::{LONG_READ_WITHIN, MongoStore, NOW, lossy, now, server_now};
 use crate::{
-    error::ServerError,
+    error::{ServerError, own::Own},
     machine::exchanged,
     protocol::{
         Location, Operation, ServerTime, State,
@@ -63,29 +57,10 @@ impl MongoStore {
         let at = self.layout.base();
         let (free, counts) = (wanted.free(at, passed), wanted.attempts_most.is_some());
         let update = pipeline::claim(at, operation, counts, &now());
+        let mut change = doc! { "update": update, "new": true };
+        change.extend(wanted.sort.clone().map(|sort| ("sort".to_owned(), sort.into())));
         let sent = Instant::now();
-        let claimed = if counts {
-            // It must not be counted twice: the server recognises the repeat of a retryable write.
-            let claiming = self.collection.find_one_and_update(free, update);
-            let claiming = claiming.return_document(ReturnDocument::After).max_time(some(within));
-            match &wanted.sort {
-                Some(sort) => claiming.sort(sort.clone()).await?,
-                None => claiming.await?,
-            }
-        } else {
-            let mut command = doc! {
-                "findAndModify": self.collection.name(),
-                "query": free,
-                "update": update,
-                "new": true,
-                "maxTimeMS": limit(within),
-                "writeConcern": { "w": "majority" },
-            };
-            command.extend(wanted.sort.clone().map(|sort| ("sort".to_owned(), sort.into())));
-            let mut answer = self.ask_primary(command).await?;
-            updated(&answer)?;
-            answer.get_document_mut("value").ok().map(mem::take)
-        };
+        let claimed = self.find_and_modify(free, change, within).await?;
         let claimed = claimed.map(|document| self.claimed(document, operation, wanted, sent));
         Ok(Taken {
             claimed: claimed.into_iter().collect(),
@@ -262,11 +237,12 @@ impl MongoStore {
         let find = find
             .projection(doc! { "_id": 1 })
             .limit(i64::try_from(most).unwrap_or(i64::MAX));
-        let find = find.read_concern(ReadConcern::local()).max_time(some(within));
-        let (mut cursor, mut found) = (find.await?, Vec::new());
-        while cursor.advance().await? {
-            found.push(lossy::read_exactly(cursor.current(), "_id"));
-        }
+        let mut found = Vec::new();
+        let mut add = |raw: &RawDocument| {
+            found.push(lossy::read_exactly(raw, "_id"));
+            true
+        };
+        self.each(find, (View::Newest, within), &mut add).await?;
         Ok(found)
     }
 
@@ -282,12 +258,9 @@ impl MongoStore {
         let find = self.collection.find(wanted.claimable(at));
         let find =
             find.projection(doc! { "_id": 1, "free_at": pipeline::last(at), "fit": pipeline::fit(at), NOW: "$$NOW" });
-        let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
-        let (mut cursor, mut outlook) = (find.await?, Outlook::new(exchanged(sent, None)));
-        while cursor.advance().await? {
-            let Some(mut found) = lossy::read(cursor.current()) else {
-                continue;
-            };
+        let mut outlook = Outlook::new(exchanged(sent, None));
+        let mut add = |raw: &RawDocument| {
+            let Some(mut found) = lossy::read(raw) else { return true };
             outlook.exchange = exchanged(sent, server_now(&found));
             let id = found.remove("_id").unwrap_or(Bson::Null);
             if found.get_bool("fit").unwrap_or_default() && !passed.contains(&name::of_id(&id)) {
@@ -297,7 +270,9 @@ impl MongoStore {
             } else {
                 outlook.unfit.get_or_insert((id, None));
             }
-        }
+            true
+        };
+        self.each(find, (View::Newest, LONG_READ_WITHIN), &mut add).await?;
         if let Some((id, why)) = &mut outlook.unfit
             && !passed.contains(&name::of_id(id))
         {
@@ -310,13 +285,13 @@ impl MongoStore {
     async fn why_unfit(&self, id: &Bson) -> Option<ServerError> {
         let size = size_of_id(id);
         if size > ID_MOST {
-            return Some(ServerError::too_long(size));
+            return Some(Own::TooLong(size).into());
         }
         let at = self.layout.base();
-        let find = self.collection.find_one(doc! { "_id": id });
+        let find = self.collection.find(doc! { "_id": id });
         // With what is on the way to the place of the lock.
         let find = find.projection(doc! { at.segments().next().unwrap_or_default(): 1 });
-        match find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await {
+        match self.newest(find).await {
             Ok(found) => at.state(&found.unwrap_or_default()).err().map(ServerError::from),
             Err(error) => Some(ServerError::from(error)).filter(ServerError::is_final),
         }
@@ -333,11 +308,9 @@ impl MongoStore {
         // A claim of theirs may have been the last.
         let holds = doc! { "$and": [&wanted.filter, { &ids: { "$in": entries } }] };
         let find = self.collection.find(holds).projection(doc! { "_id": 1, ids: 1 });
-        let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
-        let (mut cursor, mut held) = (find.await?, Vec::new());
-        while cursor.advance().await? {
+        let mut held = Vec::new();
+        let mut add = |raw: &RawDocument| {
             // One that can't be read keeps nobody from finding the others.
-            let raw = cursor.current();
             let entry = lossy::read(raw).and_then(|mut document| {
                 let lock = at.take_lock(&mut document)?;
                 let holders = lock.get_array("holders").ok()?.iter().filter_map(Bson::as_document);
@@ -347,7 +320,9 @@ impl MongoStore {
             });
             let name = lossy::read_exactly(raw, "_id").and_then(|id| self.layout.document(&id));
             held.extend(name.zip(entry));
-        }
+            true
+        };
+        self.each(find, (View::Newest, LONG_READ_WITHIN), &mut add).await?;
         Ok(held)
     }
 }

@@ -1,11 +1,11 @@
 //! Commands that are sent directly, without the driver's operations.
 //!
 //! The driver makes each of its single writes a retryable one. For that the server records every write in the entry of
-//! its session, and for a `findAndModify` also the image of the document: two more documents for each write. The
-//! protocol's writes may arrive twice anyway, and their senders repeat them; so this cost is avoided here. In addition,
-//! the driver has no time limit for updates, while the server has one for every command.
+//! its session, and for a `findAndModify` also the image of the document: two more documents for each write. A command
+//! of ours is sent once; who repeats it knows what that does. So this cost is avoided here. In addition, the driver has
+//! no time limit for updates, while the server has one for every command.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, mem, time::Duration};
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -29,6 +29,24 @@ impl MongoStore {
             "writeConcern": { "w": "majority" },
         };
         updated(&self.ask_primary(command).await?)
+    }
+
+    /// Changes the document that meets the query, or removes it, and returns it as the command shows it. The server gives
+    /// up after `within`.
+    pub(super) async fn find_and_modify(
+        &self,
+        query: Document,
+        change: Document,
+        within: Duration,
+    ) -> Result<Option<Document>, Error> {
+        let mut command = doc! {
+            "findAndModify": self.collection.name(),
+            "query": query,
+            "maxTimeMS": limit(within),
+            "writeConcern": { "w": "majority" },
+        };
+        command.extend(change);
+        Ok(modified(self.ask_primary(command).await?)?.0)
     }
 
     /// Runs one update and reports whether it changed a document. The server gives up after `within`.
@@ -99,6 +117,14 @@ pub(super) fn updated(answer: &Document) -> Result<Updated, Error> {
         elected: answer.get_object_id("electionId").ok(),
         logged_by: answer.get_timestamp("operationTime").ok(),
     })
+}
+
+/// Reads the answer to a `findAndModify`: returns the document that it shows, and the time in the server's log by which
+/// it was done.
+pub(super) fn modified(mut answer: Document) -> Result<(Option<Document>, Option<LogTime>), Error> {
+    let Updated { logged_by, .. } = updated(&answer)?;
+    let document = answer.get_document_mut("value").ok().map(mem::take);
+    Ok((document, logged_by))
 }
 
 /// Returns the failure as an error of the driver; one that can't be read may belong to a write that was applied.

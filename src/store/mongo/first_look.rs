@@ -1,8 +1,8 @@
-//! The look at the server by which a client is built, for one that is built without it: before its first command.
+//! The look at the server by which a client is built; one that is built without it looks before its first command.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mongodb::{Database, options::ReadPreference};
+use mongodb::{Database, bson::doc};
 use tokio::{
     runtime::Handle,
     sync::OnceCell,
@@ -10,7 +10,25 @@ use tokio::{
 };
 
 use super::{MongoStore, READ_WITHIN};
-use crate::{backoff::Backoff, error::ServerError, store::detached::detached};
+use crate::{
+    backoff::Backoff,
+    config::Config,
+    error::{BuildError, ServerError, own::Own},
+    machine::exchanged,
+    protocol::{Exchange, ServerTime},
+    store::detached::detached,
+    wake_mode::WakeSource,
+};
+
+/// What the server told when it was looked at.
+pub(crate) struct Seen {
+    /// Whether the server is neither a member of a replica set nor a router.
+    pub(crate) standalone: bool,
+    /// With the last write in the log of the primary.
+    pub(crate) exchange: Exchange,
+    /// Why no client can be built over the server.
+    pub(crate) problem: Option<BuildError>,
+}
 
 /// Whether the server was looked at, and found to keep locks.
 #[derive(Debug)]
@@ -22,19 +40,11 @@ pub(super) struct FirstLook {
 }
 
 impl FirstLook {
-    /// Returns that of a store whose server has been looked at.
-    pub(super) fn taken() -> Self {
+    /// Returns that of a store whose server need not be looked at.
+    pub(super) fn done() -> Self {
         Self {
             done: OnceCell::new_with(Some(())),
-            ..Self::due(false)
-        }
-    }
-
-    /// Returns that of a store whose server has not; it may be required to have change streams.
-    fn due(requires_stream: bool) -> Self {
-        Self {
-            done: OnceCell::new(),
-            requires_stream,
+            requires_stream: false,
             failed: Mutex::default(),
         }
     }
@@ -42,26 +52,57 @@ impl FirstLook {
 
 impl MongoStore {
     /// Creates a store whose server is looked at before the first command.
-    pub(crate) fn unseen(
-        database: &Database,
-        collection: &str,
-        streams: ReadPreference,
-        requires_stream: bool,
-    ) -> Self {
-        Self {
-            first_look: FirstLook::due(requires_stream),
-            ..Self::new(database.collection(collection), Arc::default(), streams)
+    pub(crate) fn unseen(database: &Database, collection: &str, config: &Config) -> Arc<Self> {
+        let streams = config.stream_read_preference.clone();
+        Arc::new(Self {
+            first_look: FirstLook {
+                done: OnceCell::new(),
+                requires_stream: config.wake_source == WakeSource::ChangeStream,
+                failed: Mutex::default(),
+            },
+            ..Self::new(&database.collection(collection), Arc::default(), streams)
+        })
+    }
+
+    /// Asks the server for its kind and its clock, and for what kind of collection it has under the name.
+    pub(crate) async fn see(&self) -> Result<Seen, ServerError> {
+        let sent = Instant::now();
+        // Asked of the primary, which also answers for the collection's writes, so that an unreachable primary is
+        // noticed here.
+        let hello = self.ask_primary(doc! { "hello": 1 }).await?;
+        let mut exchange = exchanged(sent, ServerTime::in_field(&hello, "localTime"));
+        let is_router = hello.get_str("msg").is_ok_and(|message| message == "isdbgrid");
+        let standalone = !is_router && !hello.contains_key("setName");
+        let last = hello
+            .get_document("lastWrite")
+            .and_then(|last| last.get_document("opTime"));
+        exchange.logged_by = last.and_then(|time| time.get_timestamp("ts")).ok();
+        let problem = match self.unsuitable(is_router).await? {
+            Some(problem) => Some(BuildError::Unsuitable {
+                namespace: self.collection.namespace().to_string(),
+                problem,
+            }),
+            None => (standalone && self.first_look.requires_stream).then_some(BuildError::NoChangeStream),
+        };
+        if problem.is_none() {
+            // It may be done already, or be under way by this.
+            let _ = self.first_look.done.set(());
         }
+        Ok(Seen {
+            standalone,
+            exchange,
+            problem,
+        })
     }
 
     /// Looks at the server, unless that was done; of several that ask, one looks and the others wait for it. After a
     /// failure its error stands for a growing time.
-    pub(in crate::store) async fn look(&self) -> Result<(), ServerError> {
+    pub(in crate::store) async fn look(self: &Arc<Self>) -> Result<(), ServerError> {
         let done = &self.first_look.done;
         done.get_or_try_init(|| self.look_anew()).await.copied()
     }
 
-    async fn look_anew(&self) -> Result<(), ServerError> {
+    async fn look_anew(self: &Arc<Self>) -> Result<(), ServerError> {
         let look = &self.first_look;
         let failed = || look.failed.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some((error, until)), _) = &*failed()
@@ -69,14 +110,13 @@ impl MongoStore {
         {
             return Err(error.clone());
         }
-        let namespace = self.collection.namespace();
-        let (database, streams) = (self.database.clone(), self.streams.clone());
-        let looking = async move { Self::connect(&database, &namespace.coll, streams).await };
+        let store = self.clone();
+        let looking = async move { store.see().await };
         // No command of the driver is abandoned half-way. A connection that died costs the commands behind it that time.
         let looked = timeout(READ_WITHIN, detached(&Handle::current(), looking)).await;
         let looked = looked.unwrap_or_else(|_| Ok(Err(ServerError::unanswered(READ_WITHIN))));
-        let problem = match looked.and_then(|connected| connected) {
-            Ok(mut connected) => connected.problem(look.requires_stream).map(ServerError::not_built),
+        let problem = match looked.and_then(|seen| seen) {
+            Ok(seen) => seen.problem.map(|problem| Own::NotBuilt(problem).into()),
             Err(error) => Some(error),
         };
         let Some(error) = problem else { return Ok(()) };

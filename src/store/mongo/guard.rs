@@ -6,10 +6,10 @@ use mongodb::{
     ClientSession,
     bson::{Document, doc},
     error::{Error, ErrorKind},
-    options::{Acknowledgment, ReadConcern, WriteConcern},
+    options::{Acknowledgment, WriteConcern},
 };
 
-use super::{MongoStore, now};
+use super::{MongoStore, now, reading::first_in};
 use crate::{error::ServerError, error::failure::code, protocol::pipeline, store::Guarding, telemetry};
 
 impl MongoStore {
@@ -43,8 +43,8 @@ impl MongoStore {
 
     /// Returns the whole document, as others see it.
     pub(crate) async fn whole(&self, name: &str) -> Result<Option<Document>, Error> {
-        let find = self.collection.find_one(doc! { "_id": self.layout.id_of(name) });
-        find.read_concern(ReadConcern::local()).await
+        self.newest(self.collection.find(doc! { "_id": self.layout.id_of(name) }))
+            .await
     }
 
     /// Reports whether the transaction itself removed the lock from its document, which others see as `whole`.
@@ -65,7 +65,7 @@ impl MongoStore {
     ) -> Result<bool, Error> {
         let member = self.layout.member(guarding.name);
         let (at, one) = (&*member.location, doc! { "_id": member.id });
-        let inside = self.collection.find_one(one.clone()).session(&mut *transaction).await?;
+        let inside = first_in(self.collection.find(one.clone()), &mut *transaction).await?;
         let (id, token) = guarding.holder;
         let holds = |inside: &Document| {
             let state = at.state(inside).ok().flatten();

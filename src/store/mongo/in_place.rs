@@ -5,10 +5,10 @@ use std::time::Duration;
 use mongodb::{
     bson::{Bson, Document, doc},
     error::Error,
-    options::{Collation, ReadConcern, ReturnDocument, UpdateModifications},
+    options::UpdateModifications,
 };
 
-use super::{MongoStore, READ_WITHIN, now};
+use super::{MongoStore, now};
 use crate::{
     error::ServerError,
     protocol::{Location, pipeline, wake},
@@ -26,11 +26,11 @@ impl MongoStore {
     /// that have the key in it.
     pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Vec<Document>, ServerError> {
         let member = self.layout.member(name);
-        let mut find = self.collection.find_one(doc! { "_id": member.id });
+        let mut find = self.collection.find(doc! { "_id": member.id });
         if let Some(element) = &member.element {
             find = find.projection(shown(element));
         }
-        let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
+        let found = self.newest(find).await?;
         let found = found.filter(|found| self.layout.is_in(name, found));
         Ok(found.map_or_else(Vec::new, |found| self.locked_in(found, member.element.as_ref())))
     }
@@ -47,35 +47,33 @@ impl MongoStore {
     ) -> Result<Option<Document>, ServerError> {
         let member = self.layout.member(name);
         let (at, mut held) = (&*member.location, self.held(name, holder));
+        let update = match &member.element {
+            Some(element) => in_element(update, element.array),
+            None => update,
+        };
+        let update: Bson = match signed(update, at, operation, releases) {
+            UpdateModifications::Document(operators) => operators.into(),
+            UpdateModifications::Pipeline(stages) => stages.into(),
+            _ => return Err(Error::custom("an update has to be operators or a pipeline").into()),
+        };
         if releases {
             held.extend(doc! { at.key("queue"): [], at.key("holders.1"): { "$exists": false } });
-            let update: Bson = match signed(update, at, operation, true) {
-                UpdateModifications::Document(operators) => operators.into(),
-                UpdateModifications::Pipeline(stages) => stages.into(),
-                _ => return Err(Error::custom("an update has to be operators or a pipeline").into()),
-            };
             // Nobody reads the document.
             let changed = self.update_one(doc! { "q": held, "u": update }, within).await?;
             return Ok(changed.then(Document::new));
         }
-        let changing = match &member.element {
-            None => {
-                let update = signed(update, at, operation, false);
-                self.collection.find_one_and_update(held, update)
-            }
-            Some(element) => {
-                let count = doc! { "$size": element.key.elements(element.array) };
-                let query = doc! { "$and": [held, { "$expr": { "$eq": [count, 1] } }] };
-                let update = signed(in_element(update, element.array), at, operation, false);
-                let changing = self.collection.find_one_and_update(query, update);
-                changing
-                    .array_filters([element.key.array_filter(IDENTIFIER)])
-                    .projection(shown(element))
-                    // The collection's own collation may take other elements for this one.
-                    .collation(Collation::builder().locale("simple").build())
-            }
-        };
-        let changed = changing.return_document(ReturnDocument::After).max_time(within).await?;
+        let mut change = doc! { "update": update, "new": true };
+        if let Some(element) = &member.element {
+            let count = doc! { "$size": element.key.elements(element.array) };
+            held = doc! { "$and": [held, { "$expr": { "$eq": [count, 1] } }] };
+            change.extend(doc! {
+                "arrayFilters": [element.key.array_filter(IDENTIFIER)],
+                "fields": shown(element),
+                // The collection's own collation may take other elements for this one.
+                "collation": { "locale": "simple" },
+            });
+        }
+        let changed = self.find_and_modify(held, change, within).await?;
         Ok(changed.and_then(|changed| self.locked_in(changed, member.element.as_ref()).pop()))
     }
 
@@ -87,8 +85,9 @@ impl MongoStore {
         within: Duration,
     ) -> Result<bool, ServerError> {
         // MongoDB 4.4 has no access to its clock in a plain delete.
-        let deleting = self.collection.find_one_and_delete(self.held(name, holder));
-        Ok(deleting.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
+        let removal = doc! { "remove": true, "fields": { "_id": 1 } };
+        let deleted = self.find_and_modify(self.held(name, holder), removal, within).await?;
+        Ok(deleted.is_some())
     }
 
     /// Forgets how often a document was claimed. A write without a new `wake`, as other programs make them: a claim

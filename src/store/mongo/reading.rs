@@ -2,9 +2,11 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use futures::StreamExt;
 use mongodb::{
     ClientSession,
-    bson::{Bson, Document, RawDocumentBuf, doc},
+    action::Find,
+    bson::{Bson, Document, RawDocument, RawDocumentBuf, doc},
     error::Error,
     options::ReadConcern,
 };
@@ -90,25 +92,43 @@ impl MongoStore {
         // With room for one more, the first batch is the end.
         let batch = u32::try_from(ids.len() + 1).unwrap_or(u32::MAX);
         let find = self.collection.find(doc! { "_id": { "$in": ids } }).projection(shown);
-        let find = find.batch_size(batch).read_concern(view.concern());
-        let mut session = self.session_of(view).await?;
-        let mut cursor = find.max_time(some(within)).session(&mut session).await?;
         let mut found = Vec::new();
-        while cursor.advance(&mut session).await? {
-            found.push(cursor.current().to_owned());
-        }
-        Ok((found, session.operation_time()))
+        let mut keep = |raw: &RawDocument| {
+            found.push(raw.to_owned());
+            true
+        };
+        let logged_by = self.each(find.batch_size(batch), (view, within), &mut keep).await?;
+        Ok((found, logged_by))
     }
 
-    /// Returns a session of the driver for a read in this view: the server waits until it has what the view demands, also
-    /// where another member has become the primary.
-    async fn session_of(&self, view: View) -> Result<ClientSession, Error> {
+    /// Shows each document that a find has in this view, as the server has it, for as long as more are wanted. Returns a
+    /// time in the log, no later than which they were so. The server gives up after `within`.
+    pub(super) async fn each(
+        &self,
+        find: Find<'_, Document>,
+        (view, within): (View, Duration),
+        show: &mut (dyn FnMut(&RawDocument) -> bool + Send),
+    ) -> Result<Option<LogTime>, Error> {
         let starting = self.database.client().start_session().causal_consistency(true);
         let mut session = starting.await?;
-        if let View::Committed(Some(time)) = view {
-            session.advance_operation_time(time);
-        }
-        Ok(session)
+        let concern = match view {
+            View::Newest | View::Queue { .. } => ReadConcern::local(),
+            View::Committed(time) => {
+                // The server waits until it has that, also where another member has become the primary.
+                time.into_iter().for_each(|time| session.advance_operation_time(time));
+                ReadConcern::majority()
+            }
+        };
+        let find = find.read_concern(concern).max_time(some(within));
+        each_in(find, &mut session, show).await?;
+        Ok(session.operation_time())
+    }
+
+    /// Returns the first document that a find has, as the primary has it now.
+    pub(super) async fn newest(&self, find: Find<'_, Document>) -> Result<Option<Document>, Error> {
+        let mut session = self.database.client().start_session().await?;
+        let find = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN);
+        first_in(find, &mut session).await
     }
 
     /// Goes through the newest locks by the index that purges them: what is held was written or renewed lately. So the
@@ -127,12 +147,13 @@ impl MongoStore {
             doc! { "$group": { "_id": { "$arrayElemAt": [{ "$split": [id, "-"] }, 0] } } },
             doc! { "$count": "clients" },
         ];
-        let mut cursor = self.collection.aggregate(stages).max_time(within).await?;
-        if !cursor.advance().await? {
-            return Ok(0);
-        }
-        let clients = cursor.current().get_i32("clients").unwrap_or(0);
-        Ok(u64::try_from(clients).unwrap_or(0))
+        let mut batches = self.collection.aggregate(stages).max_time(within).batch().await?;
+        let batch = batches.next().await.transpose()?;
+        let count = batch.and_then(|batch| {
+            let first = batch.doc_slices().ok()?.into_iter().next()?.ok()?;
+            first.as_document()?.get_i32("clients").ok()
+        });
+        Ok(count.and_then(|clients| u64::try_from(clients).ok()).unwrap_or(0))
     }
 
     /// Reads all locks that can match; in documents of the user's own, whatever is in the place of one.
@@ -160,13 +181,8 @@ impl MongoStore {
             query.extend(held.map(|held| doc! { "$or": [held, no_lock] }).unwrap_or_default());
         }
         let find = self.collection.find(query).projection(fields(at));
-        let mut session = self.session_of(view).await?;
-        let find = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN);
-        let mut cursor = find.session(&mut session).await?;
         let mut listed = Listed::default();
-        // Nothing is read in vain if there are more than may be listed.
-        while !listed.more && cursor.advance(&mut session).await? {
-            let raw = cursor.current();
+        let mut add = |raw: &RawDocument| {
             let document = lossy::read(raw).unwrap_or_default();
             listed.now = server_now(&document).or(listed.now);
             let id = lossy::read_exactly(raw, "_id");
@@ -179,9 +195,11 @@ impl MongoStore {
                 Some(_) => {}
                 None => listed.add_unreadable(not_utf8(&document), selection),
             }
-        }
-        listed.as_of = session.operation_time();
-        Ok(listed)
+            // Nothing is read in vain if there are more than may be listed.
+            !listed.more
+        };
+        let as_of = self.each(find, (view, LONG_READ_WITHIN), &mut add).await?;
+        Ok(Listed { as_of, ..listed })
     }
 }
 
@@ -208,13 +226,34 @@ fn shown_of(at: &Location, view: View) -> Document {
     shown
 }
 
-impl View {
-    fn concern(self) -> ReadConcern {
-        match self {
-            Self::Newest | Self::Queue { .. } => ReadConcern::local(),
-            Self::Committed(_) => ReadConcern::majority(),
+/// Shows each document of a find in a session of the driver, as the server has it, for as long as more are wanted.
+async fn each_in(
+    find: Find<'_, Document>,
+    session: &mut ClientSession,
+    show: &mut (dyn FnMut(&RawDocument) -> bool + Send),
+) -> Result<(), Error> {
+    let mut cursor = find.session(&mut *session).batch().await?;
+    let mut batches = cursor.stream(session);
+    while let Some(batch) = batches.next().await.transpose()? {
+        for document in batch.doc_slices()? {
+            let document = document.map_err(Error::custom)?;
+            if document.as_document().is_some_and(|document| !show(document)) {
+                return Ok(());
+            }
         }
     }
+    Ok(())
+}
+
+/// Returns the first document of a find in a session of the driver.
+pub(crate) async fn first_in(find: Find<'_, Document>, session: &mut ClientSession) -> Result<Option<Document>, Error> {
+    let mut first = None;
+    let mut keep = |raw: &RawDocument| {
+        first = Some(Document::try_from(raw));
+        false
+    };
+    each_in(find.limit(1), session, &mut keep).await?;
+    first.transpose().map_err(Error::custom)
 }
 
 #[cfg(test)]
@@ -262,7 +301,7 @@ mod tests {
             ),
         ] {
             let collection: Collection<Document> = database.collection(name);
-            let store = MongoStore::in_place(&collection, layout.clone(), ReadPreference::Primary);
+            let store = MongoStore::new(&collection, layout.clone(), ReadPreference::Primary);
             let now = ServerTime(DateTime::now().timestamp_millis());
             let code = if layout.is_of_elements() { "/n=7" } else { "" };
             let seen = async |state: Option<&State>, room: Option<usize>| {

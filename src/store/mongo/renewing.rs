@@ -86,7 +86,7 @@ fn statement(renewal: &Renewal, at: &Location, documents: Vec<Bson>, ids: &[Stri
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use mongodb::options::ReadPreference;
     use watchlock_testkit::shared;
@@ -131,7 +131,7 @@ mod tests {
         let client = shared::replica_set().await.client().await.unwrap();
         let database = client.database(&shared::unique_name("elected"));
         let streams = ReadPreference::Primary;
-        let store = MongoStore::connect(&database, "locks", streams).await.unwrap().store;
+        let store = MongoStore::new(&database.collection("locks"), Arc::default(), streams);
         let elected = store.elected().await.unwrap();
         assert!(elected.is_some());
         let renewal = Renewal {

@@ -199,7 +199,7 @@ async fn on_a_server(name: &str, count: usize) -> (Store, Database) {
     let documents = (0..count as i32).map(|id| doc! { "_id": id });
     collection.insert_many(documents).await.unwrap();
     let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
-    let store = MongoStore::in_place(&collection, place, ReadPreference::Primary);
+    let store = MongoStore::new(&collection, place, ReadPreference::Primary);
     (Store::Mongo(Arc::new(store)), database)
 }
 
