@@ -19,10 +19,9 @@ const NAMED: usize = 3;
 /// [`AcquireError::Timeout`](crate::errors::AcquireError::Timeout) and
 /// [`AcquireError::Unanswered`](crate::errors::AcquireError::Unanswered).
 ///
-/// A try has it from the answer that refused it, to a request that was sent after the try began. For a waiter it is the
-/// server's last report while it waited; no further request was made for it. A waiter seldom sends a request while a
-/// change stream wakes it or looks show its queue position, so the report can be as old as half of the lease:
-/// [`age`](Self::age) has its age. Only the number of waiters is as recent as the last look.
+/// A try has it from the answer that refused it. For a waiter it is the server's last report while it waited, which can
+/// be as old as half of the lease, as a waiter seldom sends a request: [`age`](Self::age) has its age. Only the number
+/// of waiters is as recent as the last look.
 ///
 /// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for
 /// 12s, because of "monthly run"; 2 waiters ahead of us``. The time of the hold is counted up to the error, as if it
@@ -37,9 +36,9 @@ pub struct Contention {
     /// The number of waiters that would have been served before us: 0 means that we were next. It counts the clients in
     /// the server's queue and, as a client has but one entry there, the tasks of this client that wait.
     pub waiting_before: usize,
-    /// Whether the server's queue was full, so that this client was not in it. It has room for 256 clients; a client
-    /// that finds it full looks about once a second until there is room, and then asks, in no guaranteed order.
-    /// [`waiting_before`](Self::waiting_before) counts the waiters that certainly come first.
+    /// Whether the server's queue was full, so that this client was not in it: one that finds it full looks about once
+    /// a second until there is room. [`waiting_before`](Self::waiting_before) counts the waiters that certainly come
+    /// first.
     pub queue_full: bool,
     /// Whether this client itself was among the holders. A lock is re-entrant only on request: see
     /// [`Acquire::reentrant`](crate::Acquire::reentrant).

@@ -14,9 +14,8 @@ use crate::{
 /// A lock as its document shows it.
 ///
 /// Times are readings of the server's clock. A holder whose [`until`](HolderInfo::until) is not after
-/// [`as_of`](Self::as_of) has expired: the lock goes to the next request, and nobody holds it by then. `inspect` shows
-/// such a holder until somebody asks for the lock again, as it tells who had the lock and did not release it; lists
-/// leave it out. [`is_held`](Self::is_held) applies this rule. A waiter that has expired is shown by both.
+/// [`as_of`](Self::as_of) has expired: the lock goes to the next request. `inspect` shows such a holder until then, and
+/// lists leave it out. [`is_held`](Self::is_held) applies this rule. A waiter that has expired is shown by both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -38,8 +37,7 @@ pub struct LockInfo {
     #[cfg_attr(feature = "serde", serde(default))]
     pub past: Vec<PastHold>,
     /// The time of the reading, by the server's clock: compare [`until`](HolderInfo::until) with it, and not with a
-    /// clock of this machine. Two readings are equal only if they were made at the same time, so compare their holders
-    /// and waiters instead. The Unix epoch in a form that an earlier version of this crate serialized.
+    /// clock of this machine. The Unix epoch in a form that an earlier version of this crate serialized.
     #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339", default = "epoch"))]
     pub as_of: SystemTime,
 }
@@ -96,11 +94,8 @@ pub struct HolderInfo {
     #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339::option", default))]
     pub released: Option<SystemTime>,
     /// Whether the lock is idle: it was released, and stays with the holder's client for its next task
-    /// ([`keep_idle`](crate::LockClientBuilder::keep_idle)). The client gives it back as soon as another client waits
-    /// for it.
-    ///
-    /// The client sets this with its next renewal, and clears it in the same way: after the lock was taken again, it
-    /// stays `true` for up to 0.3 s and the time of that write.
+    /// ([`keep_idle`](crate::LockClientBuilder::keep_idle)). It is up to date to 0.3 s and the time of a write after
+    /// the lock was taken again.
     #[cfg_attr(feature = "serde", serde(default))]
     pub idle: bool,
     /// Whether no client has the hold: it was [detached](crate::Held::detach), and stays taken until
@@ -227,8 +222,7 @@ impl LockInfo {
     /// semaphore, whether any permit is taken.
     ///
     /// A lock that is [kept taken](HolderInfo::released) or [idle](HolderInfo::idle) counts, as another client's try
-    /// fails. So do [`List::held`](crate::operate::List::held) and its lists. It can change at any moment: to work
-    /// under the lock, acquire it.
+    /// fails. It can change at any moment: to work under the lock, acquire it.
     pub fn is_held(&self) -> bool {
         self.holders.iter().any(|holder| holder.until > self.as_of)
     }

@@ -14,9 +14,8 @@ use crate::{input::InvalidInput, truncated_debug::shown_in_a_line};
 /// # Guarantees
 ///
 /// Tokens of one name rise strictly across release, expiry, purge of the free lock and fail-over, and fit into 53 bits.
-/// Readers of several clients are the exception. A reader that shares another's hold ([inside a
-/// process](crate::guarantees#inside-a-process)) can have a smaller token than a reader of another client that was
-/// granted the lock after that hold, even one that has released it since.
+/// Only a reader that shares another's hold ([inside a process](crate::guarantees#inside-a-process)) can have a smaller
+/// token than a reader of another client that was granted the lock before it.
 #[doc(alias("revision", "fence"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(

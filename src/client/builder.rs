@@ -95,10 +95,9 @@ impl<W: World> LockClientBuilder<W> {
     }
 
     /// Sets how often held locks are renewed; a fifth of the lease by default. It must be shorter than the lease less
-    /// the skew margin and the clock drift, a thousandth of the lease.
-    ///
-    /// If the primary fails at the worst moment, the lease less this interval is left. That must outlast the election
-    /// (10 to 12 s by MongoDB's defaults, 20 s if it has to be repeated) and the first commit after it.
+    /// the skew margin and the clock drift, a thousandth of the lease. If the primary fails at the worst moment, the
+    /// lease less this interval is left: that must outlast the election (10 to 12 s by MongoDB's defaults) and the
+    /// first commit after it.
     #[doc(alias("keepalive", "heartbeat"))]
     pub fn renewal_interval(mut self, interval: Duration) -> Self {
         self.config.renewal_interval = Some(interval);
@@ -113,9 +112,9 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Sets how long the document of a free lock is kept; one day by default. It only limits the size of the
-    /// collection: fencing tokens rise whether or not the document is kept. From 60 s to 366 days. The document may
-    /// stay up to an eighth longer, so that few writes change the index by which the server removes it.
+    /// Sets how long the document of a free lock is kept; one day by default, from 60 s to 366 days, and up to an
+    /// eighth longer. It only limits the size of the collection: fencing tokens rise whether or not the document is
+    /// kept.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.config.retention = retention;
         self
@@ -124,9 +123,8 @@ impl<W: World> LockClientBuilder<W> {
     /// Sets how far the clocks of the replica set's members may differ: from 5 ms to less than half of the claim lease.
     /// The default is a tenth of the lease, but never more than 1 s.
     ///
-    /// A holder gives up this much before the server would give the lock away, so a new primary whose clock is ahead of
-    /// the old one's does no harm. It gives up another thousandth of the lease earlier, as the clocks of two machines
-    /// don't run equally fast: 30 ms of 30 s, almost an hour and a half of 60 days.
+    /// A holder gives up this much, and a thousandth of the lease, before the server would give the lock away: so a new
+    /// primary whose clock is ahead does no harm, nor do clocks that don't run equally fast.
     pub fn skew_margin(mut self, margin: Duration) -> Self {
         self.config.skew_margin = Some(margin);
         self
@@ -135,10 +133,9 @@ impl<W: World> LockClientBuilder<W> {
     /// Sets the shortest and the longest pause between two looks of a waiter, a claim or an observer that polls; 10 ms
     /// and 500 ms by default.
     ///
-    /// By default, the waiters of a lock that changes hands faster follow its pace: the next in line looks after a
-    /// third of the time for which the present holder has had it, at most once a millisecond. If you set the shortest
-    /// pause, no pause is shorter. The pause of a waiter is never longer than a quarter of its claim lease, even if you
-    /// set more.
+    /// By default, the next in line for a lock that changes hands faster looks after a third of the time for which the
+    /// present holder has had it, at most once a millisecond: if you set the shortest pause, no pause is shorter. The
+    /// pause of a waiter is never longer than a quarter of its claim lease.
     pub fn poll_interval(mut self, least: Duration, most: Duration) -> Self {
         self.config.set_poll_interval(least, most);
         self
@@ -150,12 +147,9 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Sets how the client learns that a lock it holds was taken away; by default by the change stream in any small
-    /// fleet and on any quiet set, and by reads where a large fleet holds locks in a busy one. [`HoldWatch`] has the
-    /// choices, and [`wake_mode`](LockClient::wake_mode) tells which is in use.
-    ///
-    /// By reads, `lost()` is late by the pause between two of them for each thousand locks that the client holds; they
-    /// are less often where the budget asks for it. Locks in documents count as one client.
+    /// Sets how the client learns that a lock it holds was taken away: [`HoldWatch`] has the choices and the default,
+    /// and [`wake_mode`](LockClient::wake_mode) tells which is in use. By reads, `lost()` is late by the pause between
+    /// two of them for each thousand locks that the client holds. Locks in documents count as one client.
     pub fn hold_watch(mut self, watch: HoldWatch) -> Self {
         self.config.hold_watch = watch;
         self
@@ -165,11 +159,10 @@ impl<W: World> LockClientBuilder<W> {
     /// time; 6 by default, 1 to 1,000. The locks of each collection, [field](crate::documents::DocumentLocks::field) or
     /// [array](crate::documents::DocumentLocks::element) of documents have the same number for themselves.
     ///
-    /// Acquires and releases of different mutexes that wait for their turn share a command, up to 64 of them, so few
-    /// commands do much. With a larger connection pool (`maxPoolSize`) a larger number can be worth it for locks that
-    /// share none: semaphores, readers-writer locks, documents. Operations that hang have six slots of their own beside
+    /// Acquires and releases of different mutexes that wait for their turn share a command, up to 64 of them. A larger
+    /// number can be worth it for locks that share none (semaphores, readers-writer locks, documents), with a [larger
+    /// connection pool](crate::guide::operating#connections). Operations that hang have six slots of their own beside
     /// these, and claims have half as many.
-    /// [Operating](crate::guide::operating#connections) has a formula for the size of the pool.
     pub fn max_operations(mut self, operations: u32) -> Self {
         self.config.max_operations = usize::try_from(operations).unwrap_or(usize::MAX);
         self
@@ -177,11 +170,10 @@ impl<W: World> LockClientBuilder<W> {
 
     /// Sets which members of the replica set serve the client's change streams; the primary by default.
     ///
-    /// An open stream costs its server some time for every write of the whole set, to any collection. With
-    /// [`SecondaryPreferred`](ReadPreference::SecondaryPreferred) the primary is spared that time, and waiters are
-    /// woken later by the secondary's lag. With [`Secondary`](ReadPreference::Secondary) waiters poll if the set has no
-    /// secondary. Correctness never depends on it: a grant is checked against the clock of the server that made it, and
-    /// all writes and reads stay with the primary.
+    /// An open stream costs its server some time for every write of the whole set, to any collection.
+    /// [`SecondaryPreferred`](ReadPreference::SecondaryPreferred) spares the primary that time, and waiters are woken
+    /// later by the secondary's lag; with [`Secondary`](ReadPreference::Secondary) they poll if the set has none. All
+    /// writes and other reads stay with the primary, and a grant is checked against its clock.
     pub fn stream_read_preference(mut self, preference: ReadPreference) -> Self {
         self.config.stream_read_preference = preference;
         self
@@ -190,8 +182,8 @@ impl<W: World> LockClientBuilder<W> {
     /// Sets whether the tasks of this client pass a released lock along, and its readers share one hold, without the
     /// server while no other client is known to wait; on by default.
     ///
-    /// Passing a lock along this way is thousands of times faster, and costs about one command for 64 tasks. It applies
-    /// to mutexes, to readers and writers of readers-writer locks, and to acquires of all permits of a semaphore.
+    /// It is thousands of times faster, and costs about one command for 64 tasks. It applies to mutexes, to readers and
+    /// writers of readers-writer locks, and to acquires of all permits of a semaphore.
     /// [Guarantees](crate::guarantees#inside-a-process) lists the differences.
     pub fn hand_on_locally(mut self, hand_on: bool) -> Self {
         self.config.hands_on = hand_on;
@@ -202,17 +194,15 @@ impl<W: World> LockClientBuilder<W> {
     /// Zero, the default, gives it back at once; at most 366 days. An acquire can set [its own
     /// time](crate::Acquire::keep_idle).
     ///
-    /// Use it for a lock that one process takes again and again, and others seldom: taking the idle lock again costs no
-    /// command and no round trip. It goes back as soon as another client **waits** for it, after this time, when a task
-    /// of this client uses it otherwise (as a reader, with another lease), after 64 tasks, and with a
-    /// [shutdown](LockClient::shutdown). **Shut the client down at the end of the program**: one that ends without
+    /// Use it for a lock that one process takes again and again, and others seldom. It goes back as soon as another
+    /// client **waits** for it, after this time, when a task of this client uses it otherwise (as a reader, with
+    /// another lease), after 64 tasks, and with a [shutdown](LockClient::shutdown): a program that ends without one
     /// leaves its idle locks taken for the rest of their lease. A [try](crate::locks::Mutex::try_acquire) of another
     /// client finds an idle lock taken, so don't use it for locks that several clients try.
     /// [Guarantees](crate::guarantees#an-idle-lock) has the rest.
     ///
-    /// The setting applies to locks that are [handed on locally](Self::hand_on_locally), except those of readers, and
-    /// requires that switch and a change stream. A lock for which this client had to wait for another client does not
-    /// stay, nor does that of a [job](crate::locks::Once).
+    /// It takes a change stream and applies to locks that are [handed on locally](Self::hand_on_locally), but not to
+    /// those of readers and [jobs](crate::locks::Once), nor after this client had to wait for another.
     pub fn keep_idle(mut self, keep: Duration) -> Self {
         self.config.keep_idle = keep;
         self
@@ -232,17 +222,14 @@ impl<W: World> LockClientBuilder<W> {
     /// lock, in one write and under a new token, before the waiters behind. On a semaphore all permits of the earlier
     /// clients become free. A [claim](crate::documents::DocumentLocks::claim) takes only free documents.
     ///
-    /// # One client at a time
-    ///
     /// **Two clients that run at the same time must not have the same owner id: the one built later takes the locks of
-    /// the earlier one away whenever it acquires them.** The earlier one finds out through
-    /// [`LostReason::Adopted`](crate::LostReason::Adopted); until the news arrives both believe that they hold the
-    /// lock, as after a [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance:
-    /// see [Adoption](crate::guide::locks#adoption).
+    /// the earlier one away whenever it acquires them**, which that finds out by
+    /// [`LostReason::Adopted`](crate::LostReason::Adopted), later than the other has the lock. So derive the id from
+    /// something unique to the instance: see [Adoption](crate::guide::locks#adoption).
     ///
     /// The server's clock at the time each client was built decides which one is later; the server's log does, if the
-    /// clock is behind it after a fail-over. A standalone and a sharded cluster don't show a log: if their clock was
-    /// set back by more than the time in between, the client waits for the lock like any other.
+    /// clock is behind it after a fail-over. A standalone and a sharded cluster show no log: if their clock was set
+    /// back by more than the time in between, the client waits for the lock like any other.
     ///
     /// # Examples
     ///
@@ -270,17 +257,15 @@ impl<W: World> LockClientBuilder<W> {
     }
 
     /// Reports every lock that is held for longer than `limit`, as [`Acquire::warn_after`](crate::Acquire::warn_after)
-    /// does for one, unless the acquire set another; from 10 ms to 366 days, none by default.
-    ///
-    /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. The limit applies
-    /// to claimed documents and [jobs](crate::locks::Once), and not to leaderships.
+    /// does for one, unless the acquire set another; from 10 ms to 366 days, none by default, and never for
+    /// leaderships.
     pub fn warn_after(mut self, limit: Duration) -> Self {
         self.config.limits.report = Some(limit);
         self
     }
 
     /// Loses every lock that is held for that long, as [`Acquire::lose_after`](crate::Acquire::lose_after) does for
-    /// one, unless the acquire set another; from 10 ms to 366 days, none by default, and never for leaderships.
+    /// one, with the bounds and exceptions of [`warn_after`](Self::warn_after).
     #[doc(alias = "lockAtMostFor")]
     pub fn lose_after(mut self, limit: Duration) -> Self {
         self.config.limits.lose = Some(limit);
@@ -290,15 +275,10 @@ impl<W: World> LockClientBuilder<W> {
     /// Keeps the last `ends` holds of each lock in its document, for people to read: their holders, for how long, and
     /// how they ended. 0 by default, at most 20.
     ///
-    /// [`inspect`](LockClient::inspect) and [`list`](LockClient::list) show them as
-    /// [`past`](crate::operate::LockInfo::past). The write that ends the hold makes the record, so it costs no further
-    /// command. With a history of 5, a hold and its release took a MongoDB 6.0 about one twentieth longer, as documents
-    /// and commands are larger. The records are purged with the document, which is kept for the
-    /// [retention](Self::retention) once the lock is free.
-    ///
-    /// The client that removes the hold from the document makes the record: the holder when it releases, or another
-    /// client that finds the lease over or breaks the lock. So give all clients of a lock the same history; a client
-    /// without one leaves the records alone, and makes none.
+    /// [`LockInfo::past`](crate::operate::LockInfo::past) shows them. The client that removes the hold from the
+    /// document makes the record, in the same write: the holder, or another client that finds the lease over or breaks
+    /// the lock. So give all clients of a lock the same history; a client without one leaves the records alone, and
+    /// makes none. They are purged with the document.
     pub fn history(mut self, ends: u32) -> Self {
         self.config.history = usize::try_from(ends).unwrap_or(usize::MAX);
         self
@@ -307,10 +287,9 @@ impl<W: World> LockClientBuilder<W> {
     /// Gives the locks with these names metrics of their own: their numbers have the label `lock` with the name; 100
     /// names at most, none by default. Names given by an earlier call are replaced.
     ///
-    /// Each lock costs the recorder some hundred time series, most of them buckets of histograms. So choose the locks
-    /// that deserve a row on a dashboard, by names that don't change. All other locks are counted together, without the
-    /// label. A [document](crate::documents::DocumentLocks) has the name that [`View::name`](crate::View::name)
-    /// returns: `7` for that `_id`, and `"a-1"`, with the quotes, for a string.
+    /// Each lock costs the recorder some hundred time series, so choose those that deserve a row on a dashboard, by
+    /// names that don't change. All others are counted together, without the label. A
+    /// [document](crate::documents::DocumentLocks) has the name that [`View::name`](crate::View::name) returns.
     /// [Observability](crate::observability#metrics) lists the metrics.
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
@@ -322,20 +301,16 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Checks the settings, and asks the server once for its type and for the kind of the collection.
-    ///
-    /// It writes nothing. The collection and its index are made before the first lock is acquired. Seeing the kind of a
-    /// collection that is there takes the privileges `listCollections` and `listIndexes`: without them it is not
-    /// checked.
-    ///
-    /// Cancel safe: a dropped future leaves nothing behind.
+    /// Checks the settings, and asks the server once for its type and for the kind of the collection (as far as the
+    /// privileges `listCollections` and `listIndexes` show that). It writes nothing, and is cancel safe: the collection
+    /// and its index are made before the first lock is acquired.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then. The databases
-    /// `admin`, `config` and `local` keep no locks. [`BuildError::Unsuitable`] if the collection can't keep locks.
+    /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then.
     /// [`BuildError::Server`] if no primary answers within the driver's server selection timeout (30 s unless set in
-    /// the connection string). [`BuildError::NoChangeStream`] with [`WakeSource::ChangeStream`] on a standalone.
+    /// the connection string). [`BuildError::Unsuitable`] if the collection can't keep locks.
+    /// [`BuildError::NoChangeStream`] with [`WakeSource::ChangeStream`] on a standalone.
     ///
     /// # Examples
     ///
@@ -357,16 +332,12 @@ impl<W: World> LockClientBuilder<W> {
 
     /// Builds the client without asking the server, for a service that starts before its database.
     ///
-    /// The settings are checked now. The server is asked what [`build`](Self::build) asks before the first command of
-    /// the client; until that succeeds, each call that needs the server has its error, and it is asked again after a
-    /// growing pause of a second at most. Locks in documents ask for nothing beforehand. An acquire without a timeout
-    /// waits for the server, as in any outage; it fails with
-    /// [`AcquireError::Server`](crate::errors::AcquireError::Server) if the collection can't keep locks.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Invalid`] names the setting, its value and its bound. An [`owner_id`](Self::owner_id) is refused:
-    /// which of two processes is the later one takes the server's clock.
+    /// The settings are checked now; an [`owner_id`](Self::owner_id) is invalid here, as it takes the server's clock.
+    /// The server is asked what [`build`](Self::build) asks before the first command of the client; until that
+    /// succeeds, each call that needs the server has its error, and it is asked again after a growing pause of a second
+    /// at most. Locks in documents ask for nothing beforehand. An acquire without a timeout waits for the server, as in
+    /// any outage; it fails with [`AcquireError::Server`](crate::errors::AcquireError::Server) if the collection can't
+    /// keep locks.
     pub fn build_lazily(self) -> Result<LockClient<W>, BuildError> {
         let (config, store) = self.checked()?;
         if store.is_remote() && config.has_owner_id() {

@@ -13,21 +13,16 @@ use crate::{
     world::World,
 };
 
-/// Locks in the memory of this process: the same semantics through the same transitions, without a server.
-///
-/// For tests of your own code. Each of its clients plays the part of another process; clones share the locks. A
+/// Locks in the memory of this process, for tests of your own code: the same semantics through the same transitions,
+/// without a server. Each of its clients plays the part of another process; clones share the locks. A
 /// [`MemoryCollection`](crate::testing::MemoryCollection) has the documents to lock in place.
 ///
-/// # Guarantees
-///
-/// Those of a replica set that never fails, except for the faults that a test sets. Time is tokio's: with its clock
-/// paused, leases expire as the test advances it.
+/// It has the guarantees of a replica set that never fails, except for the faults that a test sets. Time is tokio's. On
+/// its paused clock (its feature `test-util`) days pass in no time: while all tasks wait, time advances to the next
+/// timer, and leases are renewed as usual. `tokio::time::advance` jumps instead, which looks to a process as if it had
+/// been frozen.
 ///
 /// # Examples
-///
-/// On tokio's paused clock (its feature `test-util`) days pass in no time: while all tasks wait, time advances to the
-/// next timer, and leases are renewed as usual. `tokio::time::advance` jumps instead, which looks to a process as if it
-/// had been frozen. A client can also be cut off while its own time goes on, and all of them at once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -91,12 +86,9 @@ impl InMemory {
     }
 
     /// Freezes a client of this memory, or thaws it: while it is frozen, no command of it is answered, also not on
-    /// [documents](LockClient::documents_in_memory). Its leases run out, and others take over. Commands that it has sent
-    /// in the last 30 seconds are carried out when it is thawed; earlier ones have failed.
-    ///
-    /// # Errors
-    ///
-    /// If it is not a client of this memory.
+    /// [documents](LockClient::documents_in_memory). Its leases run out, and others take over. Commands that it has
+    /// sent in the last 30 seconds are carried out when it is thawed; earlier ones have failed. The client of another
+    /// memory is refused.
     pub fn set_frozen<W: World>(&self, client: &LockClient<W>, frozen: bool) -> Result<(), InvalidInput> {
         let connection = client.as_async().connection();
         if !connection.is_beside(self.store.connection()) {

@@ -69,20 +69,17 @@ use builder::{Home, LockClientBuilder};
 ///
 /// # The end of a program
 ///
-/// Handles keep the session alive. Dropping the last clone and the last handle ends its tasks, after the held locks are
-/// released, in the background. **A program that returns from `main` ends its runtime, and with it the releases on
-/// their way: the locks stay taken until their leases expire** (30 s by default). So let a program do its work in a
-/// [`scope`](LockClientBuilder::scope), or call [`shutdown`](Self::shutdown) at its end. If both are missing, the
-/// `WARN` event `watchlock.left_taken` [reports](crate::observability) how many locks are left.
+/// Dropping the last clone and the last handle releases the held locks in the background. **A program that returns from
+/// `main` ends its runtime, and with it these releases: the locks stay taken until their leases expire** (30 s by
+/// default). So let a program do its work in a [`scope`](LockClientBuilder::scope), or call
+/// [`shutdown`](Self::shutdown) at its end.
 ///
 /// As with the driver's client, the tasks run on the tokio runtime on which it was first used: build one for each
 /// runtime.
 ///
-/// # How long a call may take
-///
-/// An acquire without a [`timeout`](crate::Acquire::timeout) waits through any outage. Every other call fails if it
-/// gets no answer: [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap all
-/// calls in `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned
+/// An acquire without a [`timeout`](crate::Acquire::timeout) waits through any outage; every other call
+/// [fails](crate::guide::operating#how-long-a-call-may-take) if it gets no answer. You can wrap each in
+/// `tokio::time::timeout`: commands run in tasks of their own, so none of the driver is abandoned
 /// half-way.
 #[doc(alias("LockProvider", "RedissonClient", "Session"))]
 #[derive(Clone)]
@@ -275,17 +272,13 @@ impl<W: World> LockClient<W> {
 
     /// Returns how waiters are woken at present.
     ///
-    /// While nobody waits or holds for long no stream is open, and this is the expected mode: polling if the server has
-    /// no change streams or does not permit them, otherwise the change stream. So if a client polls for another reason,
-    /// one of its waiters or holders is notified late, and an alert on the mode ends when no waiter or holder needs the
-    /// stream any more.
+    /// While nobody waits or holds for long no stream is open, and this is the expected mode. A client that polls for
+    /// another reason than that the server has no change streams, or permits none, notifies a waiter or holder late.
     pub fn wake_mode(&self) -> WakeMode {
         *self.session.mode().borrow()
     }
 
-    /// Waits until the wake mode differs from `present`, and returns it.
-    ///
-    /// Cancel safe: no change is lost, as the mode is compared and not counted.
+    /// Waits until the wake mode differs from `present`, and returns it. Cancel safe: no change is lost.
     ///
     /// # Examples
     ///
@@ -318,13 +311,8 @@ impl<W: World> LockClient<W> {
     /// Returns the present holders and waiters of the lock `name`; `None` if there is no trace of it.
     ///
     /// A holder whose lease is over is shown until somebody asks for the lock again, while a [`list`](Self::list)
-    /// leaves it out: [`LockInfo::is_held`] counts only the others.
-    ///
-    /// Cancel safe: it only reads.
-    ///
-    /// # Errors
-    ///
-    /// If the name is out of bounds, the server can't be reached, or the document is not a lock.
+    /// leaves it out: [`LockInfo::is_held`] counts only the others. Cancel safe: it only reads. An [`OperateError`]
+    /// says why it failed.
     ///
     /// # Examples
     ///
@@ -339,6 +327,7 @@ impl<W: World> LockClient<W> {
     /// let lock = locks.inspect("exports").await?.expect("it is held");
     /// assert_eq!(lock.holders[0].owner.reason.as_deref(), Some("night of the 3rd"));
     /// assert_eq!(locks.list().prefix("exp").held(true).await?[0].name, "exports");
+    /// assert!(locks.list().with_unreadable().await?.unreadable.is_empty());
     ///
     /// let lock = locks.break_holder("exports", stuck.token()).await?.expect("it is held");
     /// assert_eq!(stuck.lost().await, LostReason::Broken);
@@ -362,12 +351,8 @@ impl<W: World> LockClient<W> {
         })
     }
 
-    /// Lists locks, sorted by name. Set conditions on the returned action, and await it. It only reads, and is cancel
-    /// safe. [`inspect`](Self::inspect) has an example.
-    ///
-    /// # Errors
-    ///
-    /// If the prefix is out of bounds, the server can't be reached, or it refuses.
+    /// Lists locks, sorted by name. Set conditions on the returned action, and await it: cancel safe, as it only reads.
+    /// An [`OperateError`] says why it failed. [`inspect`](Self::inspect) has an example.
     pub fn list(&self) -> List<W> {
         List::new(Ok(self.session.clone()))
     }
@@ -377,11 +362,7 @@ impl<W: World> LockClient<W> {
     /// certain, or for the longest lease of its holders, a minute at most. It reads up to 1,000 locks whose holders
     /// wait.
     ///
-    /// Cancel safe: it only reads. [`inspect`](Self::inspect) has an example.
-    ///
-    /// # Errors
-    ///
-    /// If the server can't be reached, or refuses.
+    /// Cancel safe: it only reads. An [`OperateError`] says why it failed. [`inspect`](Self::inspect) has an example.
     pub fn deadlocks(&self) -> W::Call<impl Future<Output = Result<Vec<Deadlock>, OperateError>>> {
         let session = self.session.clone();
         W::call(async move { session.deadlocks().await })
@@ -390,18 +371,14 @@ impl<W: World> LockClient<W> {
     /// Returns the events of the lock `name`, as they happen: a stream of grants, releases, expiries and breaks. It
     /// begins with a grant for each present holder.
     ///
-    /// The final state always arrives, even if the stream breaks: it is resumed where it broke. A state that lasted for
-    /// less than a hop (a millisecond or two; while polling, the longest poll interval) may be skipped: the document is
-    /// read when the server reports a change. So may those that a caller leaves waiting, beyond 64.
+    /// The final state always arrives, even if the stream breaks: it is resumed where it broke, and waits while the
+    /// server can't be reached. A state that lasted for less than a hop (a millisecond or two; while polling, the
+    /// longest poll interval) may be skipped. So may those that a caller leaves waiting, beyond 64. The stream ends
+    /// after an error that the server would repeat, and with the client's shutdown.
     ///
     /// # Panics
     ///
     /// If the client was not used yet and this is called outside a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// The stream ends after an error that the server would repeat, and with the client's shutdown. While the server
-    /// can't be reached it waits.
     ///
     /// # Examples
     ///
@@ -429,27 +406,22 @@ impl<W: World> LockClient<W> {
     /// with the name of its lock. Soon it has a grant for each present holder of each lock, beside what happens
     /// meanwhile. [`inspect`](Self::inspect) has an example.
     ///
-    /// Guarantees, errors and panics are those of [`watch`](Self::watch). As long as it lives, the client's change
-    /// stream also receives each renewal of each lock, so it is for operators and not for every process of an
-    /// application.
+    /// All else is as for [`watch`](Self::watch). As long as it lives, the client's change stream also receives each
+    /// renewal of each lock, so it is for operators and not for every process of an application.
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
         Events::new(Ok((self.session.clone(), Scope::All)), events_of_all())
     }
 
-    /// Takes the lock `name` away from all its holders, and hands it to the next in the queue.
-    /// [`inspect`](Self::inspect) has an example.
+    /// Takes the lock `name` away from all its holders, and hands it to the next in the queue. Returns the state of the
+    /// lock afterwards; `None` if there is no trace of it. [`inspect`](Self::inspect) has an example.
     ///
-    /// Its holders see [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock
-    /// afterwards; `None` if there is no trace of it.
-    ///
-    /// # Errors
-    ///
-    /// If the name is out of bounds, or the server refuses or can't be reached, or has not answered for some seconds.
+    /// Its holders see [`LostReason::Broken`](crate::LostReason::Broken) at once.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, or after an error of the server, the lock may or may not be broken: a command that was
-    /// sent runs to its end. Inspect the lock before you try again, as another holder may have it by now.
+    /// If the future is dropped, or after an error of the server or some seconds without its answer, the lock may or
+    /// may not be broken: a command that was sent runs to its end. Inspect the lock before you try again, as another
+    /// holder may have it by now.
     #[doc(alias("forceUnlock", "force_unlock"))]
     pub fn break_lock(&self, name: &str) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
         W::call(async move {
@@ -462,12 +434,9 @@ impl<W: World> LockClient<W> {
     /// semaphore, or one reader. Its permits go to the next in the queue. A writer that was an upgradeable reader holds
     /// by two grants: break the reader's, and it loses both. [`inspect`](Self::inspect) has an example.
     ///
-    /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token. The holder sees
-    /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock afterwards, or `None`
-    /// without a change if nobody holds it under this token.
-    ///
-    /// Errors and cancel safety are those of [`break_lock`](Self::break_lock), but it is safe to try again: no other
-    /// grant ever has the same token.
+    /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token. Returns the state of the lock
+    /// afterwards, or `None` without a change if nobody holds it under this token. All else is as for
+    /// [`break_lock`](Self::break_lock), but it is safe to try again: no other grant ever has the same token.
     pub fn break_holder(
         &self,
         name: &str,
@@ -479,26 +448,20 @@ impl<W: World> LockClient<W> {
         })
     }
 
-    /// Takes up a hold that a handle was [detached](crate::Held::detach) from, in this or another process: with
-    /// renewals and [`lost`](crate::View::lost), under the same token. Returns `None` if nobody holds the lock under it
-    /// any more.
+    /// Takes up a hold that a handle was [detached](crate::Held::detach) from, in this or another process, under the
+    /// same token. Returns `None` if nobody holds the lock under it any more.
     ///
-    /// One handle at a time: of several that attach the same hold, one has it, and the others are refused until it is
-    /// detached again. If its process dies, the lock stays taken until the lease is over, as with any holder. The hold
-    /// keeps its lease, also one that was [fixed](crate::Acquire::fixed), and is renewed from now on; its limits are
-    /// those of this client.
+    /// Of several that attach the same hold, one has it, and the others are refused until it is detached again. The
+    /// hold keeps its lease, also one that was [fixed](crate::Acquire::fixed), and is renewed from now on; its limits
+    /// are those of this client. Cancel safe: if the future is dropped, a hold that was attached is detached again in
+    /// the background.
     ///
     /// # Errors
     ///
-    /// [`AcquireError::Held`](crate::errors::AcquireError::Held) if a client has the hold, which it names.
-    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid) if the name is out of bounds, or the lease of
-    /// the hold does not go with this client's margins. [`AcquireError::Server`](crate::errors::AcquireError::Server)
-    /// if the server refuses or can't be reached: nothing is attached then, or the lock stays taken until its lease is
-    /// over.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: if the future is dropped, a hold that was attached is detached again in the background.
+    /// [`AcquireError::Held`](crate::errors::AcquireError::Held) if a client has the hold, which it names;
+    /// [`Invalid`](crate::errors::AcquireError::Invalid) if the name is out of bounds, or the lease of the hold does
+    /// not go with this client's margins; [`Server`](crate::errors::AcquireError::Server) if the server refuses or
+    /// can't be reached: nothing is attached then, or the lock stays taken until its lease is over.
     ///
     /// # Examples
     ///
@@ -539,13 +502,8 @@ impl<W: World> LockClient<W> {
     /// state of the lock afterwards; `None` without a change if nobody holds it under this token any more, or a client
     /// has attached it, which renews it itself. [`attach`](Self::attach) has an example.
     ///
-    /// # Errors
-    ///
-    /// If the name is out of bounds, or the server refuses or can't be reached.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, or after an error, the hold may or may not be renewed. It is safe to try again.
+    /// An [`OperateError`] says why it failed. If the future is dropped, or after an error, the hold may or may not be
+    /// renewed; it is safe to try again.
     pub fn renew_detached(
         &self,
         detached: &Detached,
@@ -562,15 +520,10 @@ impl<W: World> LockClient<W> {
     /// a lease. With a request whose answer was lost, it also waits until the server has given that up, for a fraction
     /// of a second as a rule: nothing of this client is in the way of others afterwards. [`LockClient`] has an example.
     ///
-    /// It waits for no work. Work that goes on, as that of `tokio::task::spawn_blocking` does even if its task is
-    /// aborted, has lost its locks: its handles report [`LostReason::Released`](crate::LostReason::Released) from the
-    /// moment of the call, and others may have the locks. So await such work first, or have it look at
-    /// [`is_held`](crate::View::is_held) before each step. Its writes are refused under a [fence](crate::View::fence)
-    /// as soon as the next holder has written.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the releases go on in the background.
+    /// It waits for no work, and takes its locks: work that goes on sees
+    /// [`LostReason::Released`](crate::LostReason::Released) from the moment of the call. So await it first, or have it
+    /// look at [`is_held`](crate::View::is_held) before each step. If the future is dropped, the releases go on in the
+    /// background.
     pub fn shutdown(&self) -> W::Call<impl Future<Output = ()>> {
         W::call(async move {
             let sessions = self.close();

@@ -19,18 +19,11 @@ impl LockClientBuilder {
     ///
     /// The future's own output, even a `Result`, is returned unchanged. Clones and handles may outlive the scope, but
     /// acquires fail with [`AcquireError::Closed`](crate::errors::AcquireError::Closed) then, and the handles are lost.
+    /// A process that is killed, or calls `std::process::exit`, runs nothing any more: so end the work when the process
+    /// is asked to end, as in the example.
     ///
-    /// A process that is killed, or calls `std::process::exit`, runs nothing any more: its locks stay taken until their
-    /// leases expire. So end the work when the process is asked to end, as in the example.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`build`](Self::build); `work` is not called then.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the future of `work` is dropped, and the client is shut down in the background, for as
-    /// long as the runtime lives.
+    /// Errors are those of [`build`](Self::build); `work` is not called then. If the future is dropped, so is the work,
+    /// and the client is shut down in the background, for as long as the runtime lives.
     ///
     /// # Examples
     ///
@@ -68,24 +61,7 @@ impl LockClientBuilder {
 #[cfg(feature = "sync")]
 impl LockClientBuilder<Blocking> {
     /// Builds a client, calls `work` with it, and [shuts the client down](LockClient::shutdown): also after an error or
-    /// a panic.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`build`](Self::build); `work` is not called then.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// watchlock::testing::InMemory::new().builder().blocking().scope(|locks| {
-    ///     let handle = locks.mutex("invoice-42").acquire().run()?;
-    ///     // ... bill the invoice ...
-    ///     handle.release()?;
-    ///     Ok(())
-    /// })?
-    /// # }
-    /// ```
+    /// a panic. Errors are those of [`build`](Self::build); `work` is not called then.
     pub fn scope<R>(self, work: impl FnOnce(LockClient<Blocking>) -> R) -> Result<R, BuildError> {
         let locks = self.build()?;
         let worked = catch_unwind(AssertUnwindSafe(|| work(locks.clone())));

@@ -89,16 +89,9 @@ impl<T, W: World> Held<Document<T>, W> {
         self.data.attempt.map(|attempt| attempt.try_into().unwrap_or(u32::MAX))
     }
 
-    /// Deletes the document if this handle still locks it, and the lock with it: the handle is then released.
-    /// [`update`](Self::update) has an example.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`update`](Self::update), for a document; after a [`HoldError::Server`] it may have been deleted.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, it goes on in the background.
+    /// Deletes the document if this handle still locks it, and the lock with it: the handle is then released. All else
+    /// is as for [`update`](Self::update), which has an example; after a [`HoldError::Server`] it may have been
+    /// deleted.
     pub fn delete(&self) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         W::call(async move {
             before_write(&self.own).await?;
@@ -112,22 +105,13 @@ impl<T, W: World> Held<Document<T>, W> {
     /// Updates the document and releases its lock, in one write: the last step of a job, which a crash can't divide.
     /// [`update`](Self::update) has an example.
     ///
-    /// `update` is as for [`update`](Self::update). The server makes it if this handle still locks the document, in the
-    /// same atomic step. Where another client waits for the lock, or the client [keeps a
-    /// history](crate::LockClientBuilder::history), two commands do the same. To delete the document instead, see
-    /// [`delete`](Self::delete), which ends the lock as well.
+    /// The server makes the [`update`](Self::update) if this handle still locks the document, in the same atomic step.
+    /// Where another client waits for the lock, or the client [keeps a history](crate::LockClientBuilder::history), two
+    /// commands do the same. [`delete`](Self::delete) ends the lock as well.
     ///
-    /// # Errors
-    ///
-    /// [`HoldError::Invalid`] and [`HoldError::InTransaction`] as for [`update`](Self::update): nothing was
-    /// changed, and the lock is released. [`HoldError::Lost`] if the lock was lost before: nothing was changed.
-    /// [`HoldError::Server`] if the server refused, or could not be reached or did not answer for the time of the
-    /// lease, ten minutes at most: the document may have been changed. If an answer is lost before that, the write is
-    /// sent again, which changes the document once at most, and the result says whether it did.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped after it was polled, it goes on in the background.
+    /// Errors are those of [`update`](Self::update), but the handle is gone in any case. If an answer is lost, the
+    /// write is sent again for as long as it would be waited for: that changes the document once at most, and the
+    /// result says whether it did. If the future is dropped after it was polled, it goes on in the background.
     pub fn update_and_release(
         self,
         update: impl Into<UpdateModifications>,
@@ -166,8 +150,7 @@ impl<K: Item, W: World> Held<K, W> {
     /// Updates the document or element if this handle still locks it, and returns it as it is then.
     ///
     /// - For a document, `update` is a document of update operators or an aggregation pipeline; it must leave the
-    ///   lock's field alone, and the fields of the other locks that this client has in the same documents
-    ///   ([`DocumentLocks::field`](crate::documents::DocumentLocks::field)). The positional `$` is refused, as it
+    ///   fields of all locks that this client has in the same documents alone. The positional `$` is refused, as it
     ///   stands for a place found by the filter, which is the library's; `$[]` and pipelines work.
     /// - For an element, it is a document of update operators whose paths lead from the element: `{ "$set": { "picked":
     ///   true } }`. It must leave the fields of the key alone. Pipelines and `$rename` are refused, and so are paths
@@ -175,17 +158,17 @@ impl<K: Item, W: World> Held<K, W> {
     ///
     /// # Errors
     ///
-    /// [`HoldError::Invalid`] if the update would touch the lock or the key, replaces the document, or can't be
-    /// written as BSON: nothing was sent.
-    /// [`HoldError::Lost`] if the lock was lost before: nothing was changed. [`HoldError::NoElement`] if the
-    /// element was removed, and [`HoldError::AmbiguousElement`] if others have its key by now: nothing was changed,
-    /// and the lock is held. [`HoldError::InTransaction`] if a transaction that this lock
-    /// [guards](crate::View::guard_transaction) may still be open: nothing was changed; within the transaction, write
-    /// to the document with its session ([`Fence::update_one`](crate::fence::Fence::update_one) with
-    /// [`session`](crate::fence::FencedWrite::session) does so). [`HoldError::Server`] if the server could not be
-    /// reached or did not answer for the time of the lease, ten minutes at most (it may have been changed, or may
-    /// still be: the update is not repeated beyond the driver's own retry) or refused.
-    /// [`HoldError::Unreadable`] if it was changed but can't be read as its type.
+    /// - [`HoldError::Invalid`] for an update that is refused or can't be written as BSON: nothing was sent.
+    /// - [`HoldError::Lost`] if the lock was lost before: nothing was changed.
+    /// - [`HoldError::NoElement`] if the element was removed, and [`HoldError::AmbiguousElement`] if others have its
+    ///   key by now: nothing was changed, and the lock is held.
+    /// - [`HoldError::InTransaction`] if a transaction that this lock [guards](crate::View::guard_transaction) may
+    ///   still be open: nothing was changed; within the transaction, write with its
+    ///   [session](crate::fence::FencedWrite::session) through the handle's [fence](crate::View::fence).
+    /// - [`HoldError::Server`] if the server refused, could not be reached, or did not answer for the time of the
+    ///   lease, ten minutes at most: it may have been changed, or may still be, as the update is not repeated beyond
+    ///   the driver's own retry.
+    /// - [`HoldError::Unreadable`] if it was changed but can't be read as its type.
     ///
     /// # Cancel safety
     ///

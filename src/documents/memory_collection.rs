@@ -21,15 +21,11 @@ use crate::{
 
 /// A collection in the memory of this process, whose documents can be locked: for tests of your own code.
 ///
-/// Code that takes a [`DocumentLocks`](crate::documents::DocumentLocks) runs on the documents of a server, and on these:
-/// [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory) makes one for them. Clones are the same
-/// collection. Its own methods are named as those of the driver's `Collection`; `find` returns all documents at
-/// once, and errors are `InvalidInput`. By them a test plays the other programs that use the collection. As on a server their writes ignore the locks, and
-/// documents that are read as `Document` show the locks in them.
-///
-/// # Guarantees
-///
-/// Locks behave as on a replica set, by tokio's clock, as with [`InMemory`](crate::testing::InMemory).
+/// Code that takes a [`DocumentLocks`](crate::documents::DocumentLocks) runs on the documents of a server, and on
+/// these: [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory) makes one for them. Clones are
+/// the same collection. By its own methods, which are named as those of the driver's `Collection`, a test plays the
+/// other programs that use it: as on a server their writes ignore the locks, and documents that are read as `Document`
+/// show them. Locks behave as on a replica set, by tokio's clock, as with [`InMemory`](crate::testing::InMemory).
 ///
 /// These parts of the filter and update languages are supported, and behave as on the server:
 ///
@@ -41,11 +37,7 @@ use crate::{
 ///
 /// Everything else (another operator, a regular expression, an array index, a pipeline) is an error that names it, and
 /// nothing is done: [`InvalidInput`] here, [`AcquireError::Server`](crate::errors::AcquireError::Server) and
-/// [`HoldError::Server`](crate::errors::HoldError::Server) from locks, as from a server that refuses.
-///
-/// # Errors
-///
-/// Each method fails for a filter or an update that is not supported, and for documents that a server would not store
+/// [`HoldError::Server`](crate::errors::HoldError::Server) from locks. So are documents that a server would not store
 /// (16 MB, 180 levels of documents and arrays, a NUL in the name of a field) or that can't be read as a `T`.
 ///
 /// # Examples
@@ -112,11 +104,8 @@ impl<T> MemoryCollection<T> {
         }
     }
 
-    /// Inserts a document, with a new `ObjectId` as `_id` if it has none.
-    ///
-    /// # Errors
-    ///
-    /// Also if there is one with this `_id` already, or the `_id` is an array, a regular expression or undefined.
+    /// Inserts a document, with a new `ObjectId` as `_id` if it has none. An `_id` that is there already is refused,
+    /// and one that is an array, a regular expression or undefined.
     pub async fn insert_one(&self, document: impl Borrow<T>) -> Result<InsertOneResult, InvalidInput>
     where
         T: Serialize + 'static,
@@ -262,8 +251,6 @@ impl<T> fmt::Debug for MemoryCollection<T> {
 impl<W: World> LockClient<W> {
     /// Returns locks for the documents of a collection in memory, for tests: see [`MemoryCollection`], which has an
     /// example.
-    ///
-    /// Each client plays the part of another process, wherever its other locks are.
     pub fn documents_in_memory<T>(&self, collection: &MemoryCollection<T>) -> DocumentLocks<T, W> {
         DocumentLocks::new(self.as_async(), UserCollection::Memory(collection.documents.clone()))
     }

@@ -107,55 +107,31 @@ pub struct ItemLocks<K, W: World = Async> {
 /// free. `T` is the type of the documents; it need not have the field. [Documents](crate::guide::documents) shows how
 /// to use them, and has their [limits](crate::guide::documents#limits).
 ///
-/// All `DocumentLocks` that a client makes for the same collection and field of one driver client share one session.
-/// The session has one change stream on the collection, opened while somebody waits, claims or holds for long, and one
-/// heartbeat for all its holds, with the settings of the client. It lasts as long as one of the `DocumentLocks` or a
-/// handle does, so keep one and clone it. Each stream occupies a connection of the driver's pool.
+/// All `DocumentLocks` that a client makes for the same collection and field of one driver client share one session,
+/// with the settings of the client, one heartbeat, and one change stream, which takes a connection of the driver's pool
+/// while somebody waits, claims or holds for long. It lasts as long as one of them or a handle does, so keep one and
+/// clone it.
 ///
 /// # Guarantees
 ///
-/// - One valid [handle](crate::Held) for a document at a time, with the guarantees of every [`Held`](crate::Held):
-///   renewal, [`lost`](crate::View::lost), fencing tokens. The lock of a holder that died is free after its lease.
+/// - One valid [handle](crate::Held) for a document at a time, with all guarantees of a [`Held`](crate::Held).
 /// - [`acquire`](ItemLocks::acquire) is first come, first served. [`claim`](ItemLocks::claim) takes documents that
 ///   nobody holds and nobody waits for.
 /// - `update` and `delete` of the handle are done while the lock is held or not at all.
 /// - No other field than that of the lock is ever touched.
 ///
-/// A transaction that writes to a locked document holds up the renewals of its lock until it ends. Up to four such
-/// renewals at a time occupy a connection of the driver's pool each; if you have several such transactions at once,
-/// give the pool more room than they alone need (`maxPoolSize`).
-///
-/// # Examples
-///
-/// Workers that share the events of a collection:
-///
-/// ```no_run
-/// # #[derive(serde::Deserialize)]
-/// # struct Event { customer: String }
-/// # async fn example(app: mongodb::Database, locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
-/// use mongodb::bson::doc;
-///
-/// let events = locks.documents(app.collection::<Event>("events"));
-/// loop {
-///     let event = events.claim(doc! { "done": false }).sort(doc! { "created": 1 }).await?;
-///     println!("processing an event of {}", event.document().customer);
-///     event.update_and_release(doc! { "$set": { "done": true } }).await?;
-/// }
-/// # }
-/// ```
+/// A transaction that writes to a locked document holds up the renewals of its lock until it ends, up to four of which
+/// take a connection of the pool each.
 pub type DocumentLocks<T, W = Async> = ItemLocks<Document<T>, W>;
 
 /// Locks for one element each of an array in the documents of a collection of yours, in place. Made by
 /// [`DocumentLocks::element`].
 ///
 /// An element is identified by its key: some of its fields, whose values no other element of the array has. Elements of
-/// one document are locked independently of each other, and of the [whole document](DocumentLocks::acquire). `E` is the
-/// type of the elements. [Elements](crate::guide::documents#elements) has what they cost, and their limits.
-///
-/// The lock of an element is stored beside the array: in the field `watchlock_elements`, by the path of the array and
-/// the key. With [`DocumentLocks::field`] that field is named after the one that is set, with `_elements` at its end.
-/// All locks that a client makes for the elements of one array share one session, as those of
-/// [documents](DocumentLocks) do.
+/// one document are locked independently of each other, and of the [whole document](DocumentLocks::acquire). The locks
+/// are stored beside the array, in `watchlock_elements`, or the [`field`](DocumentLocks::field) that is set, with
+/// `_elements` at its end. [Elements](crate::guide::documents#elements) has what they cost, and their limits. `E` is
+/// the type of the elements.
 ///
 /// # Guarantees
 ///
@@ -165,8 +141,8 @@ pub type DocumentLocks<T, W = Async> = ItemLocks<Document<T>, W>;
 /// - A lock is that of a key: an element that is removed and added again has the same lock, and tokens go on rising.
 ///
 /// Programs that lock the same elements must use the same fields for their keys: `{ sku: "x" }` and `{ line: 7 }` are
-/// two locks, even if they are one element. Values are compared as the server compares them: numbers of any type by
-/// their values. A collation of the collection makes no difference to that; give texts exactly as they are stored.
+/// two locks, even if they are one element. Numbers of any type are compared by their values; give texts exactly as
+/// they are stored, whatever the collation of the collection.
 ///
 /// # Examples
 ///
@@ -192,8 +168,8 @@ pub type ElementLocks<E, W = Async> = ItemLocks<Element<E>, W>;
 impl<W: World> LockClient<W> {
     /// Returns locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
     ///
-    /// The locks have the settings of this client, and end with its [`shutdown`](Self::shutdown). The collection's own
-    /// settings have no effect: reads and writes use the library's own concerns. Making them sends nothing.
+    /// The locks have the settings of this client, and end with its [`shutdown`](Self::shutdown). Reads and writes use
+    /// the library's own concerns, whatever those of the collection. Making them sends nothing.
     pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T, W> {
         DocumentLocks::new(self.as_async(), UserCollection::Mongo(collection.clone_with_type()))
     }
@@ -215,10 +191,9 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// use the same place.
     ///
     /// With dots it is a path: `shipping.lock` is the field `lock` of the sub-document `shipping`, so that parts of one
-    /// document can be locked separately. The steps of the path must be sub-documents, and are created if they are
-    /// missing. One lock can't be inside another. The path is checked when something is locked.
-    ///
-    /// A handle's own writes leave the locks alone under all fields that this client has locked in the collection.
+    /// document can be locked separately. Missing sub-documents are created. One lock can't be inside another. The path
+    /// is checked when something is locked. A handle's own writes leave the locks alone under all fields that this
+    /// client has locked in the collection.
     #[must_use = "the locks under another field are returned"]
     pub fn field(self, path: impl Into<String>) -> Self {
         Self {
@@ -229,21 +204,21 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; waits until there is one.
-    /// [`DocumentLocks`] has an example.
+    /// The [guide](crate::guide::documents) has an example.
     ///
-    /// A waiting claim is woken when a document is released, inserted or changed, or when a lease expires, and tries
-    /// again. Claims of one client for the same filter and sort take turns; among clients the order is left to chance.
-    /// An index that serves the filter (and the sort) serves the claim. If the action is dropped, a document that was
-    /// claimed at that moment is released in the background. [Claims](crate::guide::documents#claims) lists the documents that
-    /// can't be claimed and are passed over, which an event (`watchlock.passed_over`) reports.
+    /// A waiting claim is woken when a document is released, inserted or changed, or when a lease expires. Claims of
+    /// one client for the same filter and sort take turns; among clients the order is left to chance. An index that
+    /// serves the filter (and the sort) serves the claim. If the action is dropped, a document that was claimed at that
+    /// moment is released in the background. [Claims](crate::guide::documents#claims) lists the documents that can't be
+    /// claimed and are passed over, which the event `watchlock.passed_over` reports.
     ///
     /// # Errors
     ///
-    /// Those of an [`Acquire`], and [`AcquireError::Unclaimable`](crate::errors::AcquireError::Unclaimable), or
-    /// [`AcquireError::Unreadable`](crate::errors::AcquireError::Unreadable), if none of the matching documents can be
-    /// claimed; while this is known, another claim waits. A filter or a sort that can't be written as BSON (a NUL in
-    /// the name of a field, more than 16 MB) is an [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid), and
-    /// one that the server does not accept an [`AcquireError::Server`](crate::errors::AcquireError::Server).
+    /// Those of an [`Acquire`], and [`Unclaimable`](crate::errors::AcquireError::Unclaimable), or
+    /// [`Unreadable`](crate::errors::AcquireError::Unreadable), if none of the matching documents can be claimed; while
+    /// this is known, another claim waits. A filter or a sort that can't be written as BSON is
+    /// [`Invalid`](crate::errors::AcquireError::Invalid), one that the server refuses
+    /// [`Server`](crate::errors::AcquireError::Server).
     pub fn claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Wait, W> {
         Acquire::new(Claim::new(self.of_kind(), filter, 1))
     }
@@ -279,15 +254,10 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Locks up to `most` free documents that match the filter, 64 at most, and reads them, in a few commands; waits
-    /// until there is one, and not for the list to be full. Gives a list of handles, each as for
-    /// [`claim`](Self::claim).
-    ///
-    /// Another program may change a document between its lock and its reading. From then on each is by itself: renewed,
-    /// lost and released. Those that you have not begun to work on are held too, so claim no more than you will soon be
-    /// done with.
-    ///
-    /// Errors are those of [`claim`](Self::claim), for the whole list, and a number beyond its bounds is invalid;
-    /// [`try_claim`](Self::try_claim) has an example.
+    /// until there is one, and not for the list to be full. Gives a list of handles, each by itself from then on:
+    /// renewed, lost and released. Another program may change a document between its lock and its reading. Errors are
+    /// those of [`claim`](Self::claim), and a number beyond its bounds is invalid; [`try_claim`](Self::try_claim) has
+    /// an example.
     pub fn claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Wait, W> {
         Acquire::new(Claim::new(self.of_kind(), filter, most))
     }
@@ -309,19 +279,12 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Clears the count of claims of the document with this `_id`, so that claims with
-    /// [`max_attempts`](crate::Acquire::max_attempts), which has an example, take it again. Returns `false` if there is
-    /// no count, or no such document.
+    /// [`max_attempts`](crate::Acquire::max_attempts), which has an example, take it again; one that waits for it is
+    /// woken. Returns `false` if there is no count, or no such document. The lock stays as it is, even if somebody
+    /// holds it.
     ///
-    /// The lock stays as it is, even if somebody holds it. A claim that waits for such a document is woken.
-    ///
-    /// # Errors
-    ///
-    /// If the `_id` or the field is out of bounds, or the server refuses, can't be reached, or has not answered for
-    /// some seconds.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, or after an error, the count may or may not be cleared. It is safe to try again.
+    /// An [`OperateError`] says why it failed. If the future is dropped, or after an error, the count may or may not be
+    /// cleared. It is safe to try again.
     pub fn clear_attempts(&self, id: impl Into<Bson>) -> W::Call<impl Future<Output = Result<bool, OperateError>>> {
         W::call(async move {
             let (session, name) = self.place(&id.into())?;
@@ -355,11 +318,11 @@ impl<K: Item, W: World> ItemLocks<K, W> {
     ///
     /// # Errors
     ///
-    /// Those of an [`Acquire`], and [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) if there is
-    /// no such document, or it was deleted in the meantime. For an element,
-    /// [`AcquireError::NoElement`](crate::errors::AcquireError::NoElement) if there is no such element or document:
-    /// then nothing is written; and [`AcquireError::AmbiguousElement`](crate::errors::AcquireError::AmbiguousElement)
-    /// if several elements have the key: the lock is released.
+    /// Those of an [`Acquire`], and [`NoDocument`](crate::errors::AcquireError::NoDocument) if there is no such
+    /// document, or it was deleted in the meantime. For an element,
+    /// [`NoElement`](crate::errors::AcquireError::NoElement) if there is no such element or document: then nothing is
+    /// written; and [`AmbiguousElement`](crate::errors::AcquireError::AmbiguousElement) if several elements have the
+    /// key: the lock is released.
     ///
     /// # Examples
     ///
@@ -389,8 +352,7 @@ impl<K, W: World> ItemLocks<K, W> {
     /// Returns the holders and waiters of the lock of the document with this `_id`, or of the element in it; `None` if
     /// it was never locked, or there is no such document. The lock of an element that nobody used for long is gone too.
     ///
-    /// Errors and cancel safety are those of [`LockClient::inspect`]; the `_id`, the field, the array and the key have
-    /// bounds. [`ItemLocks`] has an example.
+    /// All else is as for [`LockClient::inspect`]. [`ItemLocks`] has an example.
     pub fn inspect(
         &self,
         id: impl Into<Bson>,
@@ -402,28 +364,19 @@ impl<K, W: World> ItemLocks<K, W> {
         })
     }
 
-    /// Lists the locks in the documents, or those of all elements of the array, whatever their keys, sorted by name.
-    /// Set conditions on the returned action, and await it. It only reads, and is cancel safe. [`ItemLocks`] has an
-    /// example.
+    /// Lists the locks in the documents, or those of all elements of the array, whatever their keys, as
+    /// [`LockClient::list`] does. [`ItemLocks`] has an example.
     ///
-    /// An item is listed as soon as it has been locked once, as a free lock stays in its document, that of an element
-    /// until nobody has used it for long; restrict the list to [held](List::held) locks, or to a [prefix](List::prefix)
-    /// of the `_id`s. [`id_of`](DocumentLocks::id_of) and [`element_of`](DocumentLocks::element_of) read the names in
-    /// the list. Unless a prefix is given, the server reads the whole collection.
-    ///
-    /// # Errors
-    ///
-    /// If the prefix or the place of the locks is out of bounds, the server can't be reached or does not get through
-    /// the collection within 30 s, or it refuses. [`OperateError::TooMany`] if more than 100,000 locks match.
+    /// A free lock stays in its document, that of an element until nobody has used it for long; so restrict the list to
+    /// [held](List::held) locks, or to a [prefix](List::prefix) of the `_id`s. Unless a prefix is given, the server
+    /// reads the whole collection, which fails after 30 s. [`OperateError::TooMany`] if more than 100,000 locks match.
     pub fn list(&self) -> List<W> {
         List::new(self.session())
     }
 
-    /// Returns the events of the lock of the document with this `_id`, or of the element in it, as they happen; see
-    /// [`LockClient::watch`], which has the same guarantees, errors and panics. [`ItemLocks`] has an example.
-    ///
-    /// [`LockEvent::Deleted`] reports a document that was deleted, or replaced without its lock. The change stream
-    /// brings no field but that of the lock.
+    /// Returns the events of the lock of the document with this `_id`, or of the element in it, as
+    /// [`LockClient::watch`] does. [`ItemLocks`] has an example. [`LockEvent::Deleted`] reports a document that was
+    /// deleted, or replaced without its lock. The change stream brings no field but that of the lock.
     pub fn watch(&self, id: impl Into<Bson>) -> Events<LockEvent, W> {
         let place = self.place(&id.into());
         Events::new(
@@ -432,11 +385,9 @@ impl<K, W: World> ItemLocks<K, W> {
         )
     }
 
-    /// Returns the events of every lock that is [listed](Self::list), as they happen, each with its name. See
-    /// [`LockClient::watch_all`], which has the same guarantees, errors and panics. [`ItemLocks`] has an example.
-    ///
-    /// The stream begins with a grant for each present holder, for which the server reads the whole collection. Without
-    /// a change stream, the server reads it again and again, with pauses ten times as long as the last read.
+    /// Returns the events of every lock that is [listed](Self::list), each with its name, as [`LockClient::watch_all`]
+    /// does. [`ItemLocks`] has an example. For the grants with which it begins, the server reads the whole collection;
+    /// without a change stream, again and again, with pauses ten times as long as the last read.
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
         Events::new(self.session().map(|session| (session, Scope::All)), events_of_all())
     }
@@ -448,11 +399,8 @@ impl<K, W: World> ItemLocks<K, W> {
         self.name(&id.into())
     }
 
-    /// Takes the lock of the document with this `_id`, or of the element in it, away from its holder, and hands it to
-    /// the next in the queue. Returns the state of the lock afterwards; `None` where [`inspect`](Self::inspect) returns
-    /// it. [`ItemLocks`] has an example.
-    ///
-    /// Errors and cancel safety are those of [`LockClient::break_lock`], with the bounds of [`inspect`](Self::inspect).
+    /// Takes the lock of the document with this `_id`, or of the element in it, away from its holder, as
+    /// [`LockClient::break_lock`] does. [`ItemLocks`] has an example.
     pub fn break_lock(
         &self,
         id: impl Into<Bson>,
@@ -463,8 +411,8 @@ impl<K, W: World> ItemLocks<K, W> {
         })
     }
 
-    /// Takes the lock away as [`break_lock`](Self::break_lock) does, but only from the holder whose grant has this
-    /// token: see [`LockClient::break_holder`], whose errors and cancel safety it has. [`ItemLocks`] has an example.
+    /// Takes the lock away only from the holder whose grant has this token, as [`LockClient::break_holder`] does.
+    /// [`ItemLocks`] has an example.
     pub fn break_holder(
         &self,
         id: impl Into<Bson>,

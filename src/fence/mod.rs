@@ -72,15 +72,14 @@ impl<T: IsOne, W: World> View<T, W> {
 /// A fence keeps writes of earlier holders of a lock away from a document: the document remembers, in a field of its
 /// own, the largest fencing token that it was written under, and a write under a smaller one is refused.
 ///
-/// Made by [`View::fence`], so by each handle, view and leadership. It has only the token, not the lock: a receiver
-/// of the token in a message makes the same fence with [`Fence::new`].
+/// Made by [`View::fence`]. It has only the token, not the lock: a receiver of the token in a message makes the same
+/// fence with [`Fence::new`].
 ///
 /// # Guarantees
 ///
 /// - Once a write under a token was acknowledged, no write under a smaller token of the same lock gets through to that
 ///   document: the comparison, the write and the record of the token are one step on the server. Each is
-///   majority-committed, regardless of the collection's own write concern, as an unacknowledged fence could be rolled
-///   back.
+///   majority-committed, regardless of the collection's own write concern.
 /// - Writes under the same token are accepted, however many there are.
 /// - Only the changes of the update and the one field touch the document. A document without the field accepts any
 ///   token.
@@ -89,13 +88,11 @@ impl<T: IsOne, W: World> View<T, W> {
 ///
 /// - It keeps an earlier holder away only from the documents that a later one has written to. A holder that only reads
 ///   before it acts elsewhere should write first: an update without operators just records the token.
-/// - A deleted document remembers nothing, so a late upsert or insert recreates it. If that matters, mark documents as
-///   deleted with an update.
-/// - Writes that do not go through a fence are not refused, and do not erase the token unless they replace the
-///   document.
+/// - A deleted document remembers nothing, so a late upsert or insert recreates it: mark documents as deleted instead.
+/// - Writes that do not go through a fence are not refused, and erase the token if they replace the document.
 /// - Tokens are comparable within one lock. If several locks guard one document, each needs its own
-///   [`field`](Self::field). Semaphores and readers have simultaneous holders, one of which has a smaller token
-///   although it still holds the lock: use fences for mutexes, writers and leaders.
+///   [`field`](Self::field). Semaphores and readers have simultaneous holders: use fences for mutexes, writers and
+///   leaders.
 ///
 /// # Examples
 ///
@@ -135,14 +132,8 @@ impl Fence {
     }
 
     /// Keeps the token in another field, which may be in a sub-document: `"a.b"`. Missing sub-documents are created
-    /// with the first write.
-    ///
-    /// All programs that write to the document under the same lock must name the same field.
-    ///
-    /// # Errors
-    ///
-    /// If the path is invalid: it has 1 to 255 bytes and at most 16 names; a name is not empty, has no NUL, does not
-    /// begin with `$` and is not a number, which would be an array index; `_id` can't be written to.
+    /// with the first write. All programs that write to the document under the same lock must name the same field. A
+    /// path that is out of bounds, or leads to an array index or `_id`, is refused.
     pub fn field(self, field: impl Into<String>) -> Result<Self, InvalidInput> {
         let field = field.into();
         check_path(&field, "of a fence")?;
@@ -164,11 +155,8 @@ impl Fence {
 
     /// Returns `update` with the recording of the token. An update without operators just records it.
     ///
-    /// Use it together with the [`filter`](Self::filter).
-    ///
-    /// # Errors
-    ///
-    /// If it is a replacement and not an update, touches the fence's field, or can't be written as BSON.
+    /// Use it together with the [`filter`](Self::filter). A replacement is refused, and what touches the fence's field
+    /// or can't be written as BSON.
     pub fn update(&self, update: impl Into<UpdateModifications>) -> Result<UpdateModifications, InvalidInput> {
         let update = update.into();
         documents::check_encodable(&update)?;
@@ -192,12 +180,8 @@ impl Fence {
     /// Returns `document` with the token in it, to be inserted, or to replace another together with the
     /// [`filter`](Self::filter).
     ///
-    /// A token that is already in it, as in a type that was read from the collection, makes no difference.
-    ///
-    /// # Errors
-    ///
-    /// If the place of the token holds something other than a number, or the document can't be stored: it has a NUL in
-    /// the name of a field, more than 16 MB, or more than 180 levels of documents and arrays inside.
+    /// A token that is already in it, as in a type that was read from the collection, makes no difference. A document
+    /// with something other than a number in its place is refused, and one that can't be stored.
     pub fn document(&self, mut document: Document) -> Result<Document, InvalidInput> {
         check_document("the document", &document)?;
         let mut names = self.field.split('.').peekable();
@@ -233,16 +217,16 @@ impl Fence {
     ///
     /// `update` is a document of operators or a pipeline, as with the driver's method. A result with a `matched_count`
     /// of 0 and no `upserted_id` means that there is no document for `filter`. Let `filter` name one document,
-    /// preferably by its `_id`. If several documents match, one that the fence lets through is written. If the later
-    /// holder has changed a field that the filter names, the result is "no document" instead of "refused".
+    /// preferably by its `_id`: of several, one that the fence lets through is written, and none if the later holder
+    /// has changed a field that the filter names.
     ///
     /// # Errors
     ///
     /// [`FenceError::Fenced`] if the document was written under a larger token, with both tokens.
     /// [`FenceError::Invalid`] if the update touches the fence's field or the lock, or the filter of an upsert is
     /// unsuitable; nothing was sent then. [`FenceError::Occupied`] if the place of the token holds something else.
-    /// Otherwise [`FenceError::Server`]: this includes a duplicate key in a unique index other than that of `_id`, and
-    /// a document that others change between each try and the check, for a second or two.
+    /// Otherwise [`FenceError::Server`], also for a duplicate key in a unique index other than that of `_id`, and for a
+    /// document that others change between each try and the check, for a second or two.
     ///
     /// # Cancel safety
     ///
@@ -268,8 +252,7 @@ impl Fence {
     /// [`update_one`](Self::update_one).
     ///
     /// If the fence was made from the handle of a document, a replacement in that document's collection keeps the lock
-    /// as it is stored, and ignores a lock in `replacement`. Through any other fence, a replacement deletes everything
-    /// that it does not have, including a lock.
+    /// as it is stored. Through any other fence, it deletes everything that it does not have, including a lock.
     pub fn replace_one<T: Send + Sync>(
         &self,
         collection: &Collection<T>,
@@ -293,17 +276,8 @@ impl Fence {
         FencedWrite::new(self, collection, filter, Update::new(change, true))
     }
 
-    /// Inserts a document with the token in it.
-    ///
-    /// # Errors
-    ///
-    /// [`FenceError::Fenced`] if there is a document with this `_id` that was written under a larger token; otherwise
-    /// same as for [`update_one`](Self::update_one), including the server's duplicate key error as
-    /// [`FenceError::Server`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Same as for [`update_one`](Self::update_one).
+    /// Inserts a document with the token in it. All else is as for [`update_one`](Self::update_one):
+    /// [`FenceError::Fenced`] if there is a document with this `_id` that was written under a larger token.
     pub fn insert_one<T: Send + Sync>(
         &self,
         collection: &Collection<T>,
@@ -318,16 +292,8 @@ impl Fence {
     }
 
     /// Deletes one document, if it was not written under a larger token. A deleted document remembers no token: see
-    /// [the limits of a fence](Self#what-it-cant-do).
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`update_one`](Self::update_one). A result with a `deleted_count` of 0 means that there is no
-    /// document for `filter`.
-    ///
-    /// # Cancel safety
-    ///
-    /// Same as for [`update_one`](Self::update_one).
+    /// [the limits of a fence](Self#what-it-cant-do). All else is as for [`update_one`](Self::update_one); a
+    /// `deleted_count` of 0 means that there is no document for `filter`.
     pub fn delete_one<T: Send + Sync>(
         &self,
         collection: &Collection<T>,

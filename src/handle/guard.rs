@@ -19,45 +19,37 @@ impl<T: IsOne> View<T> {
     /// # Guarantees
     ///
     /// - A guarded transaction that is committed was committed while the lock was held under this very token. The guard
-    ///   writes to the lock's document within the transaction (a renewal). The server lets nobody else write to that
-    ///   document until the transaction ends, and taking over or breaking the lock has to write to it. So even if the
-    ///   lease expires by the server's clock between the guard and the commit, the next holder comes after the commit.
-    ///   And if somebody had written to the document since the transaction began to read, the server refuses the guard.
+    ///   writes to the lock's document within the transaction (a renewal), and the server lets nobody else write to
+    ///   that document until the transaction ends. So even if the lease expires by the server's clock between the guard
+    ///   and the commit, the next holder comes after the commit. And if somebody had written to the document since the
+    ///   transaction began to read, the server refuses the guard.
     /// - After an error the transaction can't be committed, even if the error is ignored: it is ended on the server.
     ///   (Except if the server could not be reached and never saw the guard.)
-    /// - The guard notifies nobody: if the transaction is aborted, the guard never happened. It does not count as a
-    ///   renewal for [`safe_for`](View::safe_for) either.
+    /// - The guard notifies nobody, and does not count as a renewal for [`safe_for`](View::safe_for).
     ///
     /// # When to call it
     ///
-    /// First, if the transaction deletes the locked document or replaces it as a whole ("move the job to an archive"):
-    /// afterwards there is no lock left to guard, which is [`GuardError::Removed`].
+    /// First, if the transaction deletes the locked document or replaces it as a whole: afterwards there is no lock
+    /// left to guard, which is [`GuardError::Removed`]. Otherwise last, right before the commit: from the guard to the
+    /// end of the transaction, all other users of the lock's document have to wait, and so do its renewals. A
+    /// transaction that stays open for longer than the lease costs the lock, and if others have permits of the same
+    /// semaphore, theirs too. Never await a release before the commit.
     ///
-    /// Otherwise last, right before the commit. From the guard to the end of the transaction, all other users of the
-    /// lock's document have to wait: clients that queue up, release or break the lock, and the renewals in the
-    /// background. For a mutex this delays nobody who would get anything in that time; but a transaction that stays
-    /// open for longer than the lease costs the lock, and if others have permits of the same semaphore, theirs too.
-    /// Never await a release before the commit.
-    ///
-    /// A transaction sees the data as of its first operation. A renewal in the background or a client that queues up
-    /// between that operation and the guard is a conflict: the error has the label `TransientTransactionError` and the
-    /// transaction should be run again, which the driver's `and_run` and `and_run2` do by themselves. If that happens
-    /// too often, guard first instead: then only a write in that very moment is a conflict, and all other users of the
-    /// lock wait for the whole transaction, which should be short.
+    /// A renewal in the background or a client that queues up between the transaction's first operation and the guard
+    /// is a conflict: the error has the label `TransientTransactionError` and the transaction should be run again,
+    /// which the driver's `and_run` and `and_run2` do by themselves. If that happens too often, guard first instead.
     ///
     /// # Errors
     ///
-    /// [`GuardError::Lost`] if the lock is lost. [`GuardError::Removed`] if the transaction itself deleted the lock
-    /// before the guard: it would do so again. [`GuardError::Outdated`] and [`GuardError::Server`] keep the driver's
-    /// error. Within the driver's `and_run`, `?` converts each into the driver's own error: a retryable one is retried,
-    /// and [`get_custom`](mongodb::error::Error::get_custom) finds the others.
+    /// A [`GuardError`]. Within the driver's `and_run`, `?` converts it into the driver's own error: a retryable one is
+    /// retried, and [`get_custom`](mongodb::error::Error::get_custom) finds the others.
     ///
     /// # Cancel safety
     ///
-    /// As with any operation of a transaction: if the future is dropped, abort the transaction. If the dropped
-    /// operation was the transaction's first, the driver assumes that the transaction has not begun and has nothing to
-    /// abort (`mongodb` 3.9): it stays open on the server, and the lock's document with it, until the session begins
-    /// another transaction or the server ends it, after a minute by default. So don't drop a guard that comes first.
+    /// As with any operation of a transaction: if the future is dropped, abort the transaction. Don't drop a guard that
+    /// comes first: the driver takes the transaction for one that has not begun (`mongodb` 3.9), so it stays open on
+    /// the server, and the lock's document with it, until the session begins another or the server ends it, after a
+    /// minute by default.
     ///
     /// # Examples
     ///

@@ -56,7 +56,7 @@ pub enum Released {
 ///
 /// It dereferences to a [`View`], which has its name and token and reports its loss. It is renewed in the background
 /// for as long as the handle lives, unless it was acquired for a [fixed](crate::Acquire::fixed) time. Dropping it
-/// releases the lock in the background; [`release`](Self::release) does so and returns when it is done.
+/// [releases](Self::release) the lock in the background.
 ///
 /// # Guarantees
 ///
@@ -66,13 +66,13 @@ pub enum Released {
 ///   if the server can't be reached; and within a hop if somebody breaks, overwrites or deletes the lock.
 /// - A lost lock is never acquired again behind the holder's back.
 ///
-/// The time is read from this machine's monotonic clock. On Linux that clock stands still while the whole machine is
-/// suspended, so work after a suspension is only safe under the [fencing token](View::token).
+/// The time is that of this machine's monotonic clock. On Linux that stands still while the whole machine is suspended,
+/// so work after a suspension is only safe under the [fencing token](View::token).
 ///
 /// # One handle
 ///
 /// A hold has one handle: keep it in a variable with a name. [Locks](crate::guide::locks#acquiring) lists what releases
-/// it at once without a warning.
+/// it at once without a warning. It can't be cloned; its views can.
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -80,8 +80,6 @@ pub enum Released {
 /// locks.mutex("invoice-42").acquire().await?;
 /// # Ok(()) }
 /// ```
-///
-/// It can't be cloned; its views can.
 ///
 /// ```compile_fail,E0277
 /// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -139,14 +137,10 @@ impl<T: Target, W: World> Held<T, W> {
     }
 
     /// Renews the lock now, in addition to the renewals in the background, and returns for how long it is safe.
-    /// [`Held`] has an example.
+    /// [`Held`] has an example. Cancel safe: the renewal goes on in the background.
     ///
-    /// Cancel safe: the renewal goes on in the background.
-    ///
-    /// # Errors
-    ///
-    /// [`HoldError::Lost`] if it is lost, or any part of a multi-lock is; it says which. [`HoldError::Server`] if the
-    /// server could not be reached: it is still held, and renewals go on in the background.
+    /// [`HoldError::Lost`] if it, or any part of a multi-lock, is lost. After a [`HoldError::Server`] it is still held,
+    /// and renewals go on in the background.
     #[doc(alias("keepalive", "keep_alive", "extend"))]
     pub fn renew(&self) -> W::Call<impl Future<Output = Result<Duration, HoldError>>> {
         W::call(self.renewed(None))
@@ -158,15 +152,9 @@ impl<T: Target, W: World> Held<T, W> {
     /// No promise is taken back: with a `length` below the present lease this is [`renew`](Self::renew). A
     /// [fixed](crate::Acquire::fixed) hold has the length once, from now. The parts of a multi-lock all have it.
     ///
-    /// # Errors
-    ///
-    /// [`HoldError::Invalid`] if `length` is out of bounds; nothing was sent. The others are those of
-    /// [`renew`](Self::renew): after [`HoldError::Server`] this handle is renewed as before, and the lock may stay
-    /// taken for `length` if its process dies.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the lease may or may not be longer, as after an error. It can be called again.
+    /// [`HoldError::Invalid`] if `length` is out of bounds. The others are those of [`renew`](Self::renew): after
+    /// [`HoldError::Server`], or if the future is dropped, the lease may or may not be longer, and it can be called
+    /// again.
     #[doc(alias("extend", "updateLeaseTime"))]
     pub fn renew_for(&self, length: Duration) -> W::Call<impl Future<Output = Result<Duration, HoldError>>> {
         W::call(self.renewed(Some(length)))
@@ -179,18 +167,9 @@ impl<T: Target, W: World> Held<T, W> {
     /// regardless of the others, and [`Released::StillHeld`] if another task of this client has re-entered any. A
     /// released leader has resigned, and a released job leaves its period open.
     ///
-    /// If the lock was re-entered, or several readers of the process [share it](crate::guarantees#inside-a-process),
-    /// only the last handle releases it and sends anything.
-    ///
-    /// # Errors
-    ///
     /// [`HoldError::Unconfirmed`] if the server refuses, or can't be reached for the time of a lease; or at once, if
     /// the runtime on which the client was first used has ended. Even then the lock is no longer ours, and it stays
-    /// taken for at most the rest of its lease.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the release goes on in the background.
+    /// taken for at most the rest of its lease. If the future is dropped, the release goes on in the background.
     #[doc(alias("unlock", "resign"))]
     pub fn release(self) -> W::Call<impl Future<Output = Result<Released, HoldError>>> {
         W::call(self.released())
@@ -286,16 +265,11 @@ impl<T: IsOne, W: World> Held<T, W> {
     ///
     /// # Errors
     ///
-    /// The handle is gone in any case. [`HoldError::Invalid`] for a hold that other handles of this client share, by a
-    /// re-entrant acquire or as readers, which keep it, and for the lock of a document, whatever it was converted into:
-    /// nothing is detached, and this handle is released. [`HoldError::Lost`] if the lock is lost.
-    /// [`HoldError::Server`] if the server refused, or did not answer before the deadline of the hold: it is taken for
-    /// the rest of its lease at most.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped after it was polled, the hold is detached in the background, and taken until its lease
-    /// is over; before that, it is released.
+    /// The handle is gone in any case. [`HoldError::Invalid`] for a hold that other handles of this client share, which
+    /// keep it, and for the lock of a document, whatever it was converted into: this handle is released.
+    /// [`HoldError::Lost`] if the lock is lost. After a [`HoldError::Server`] it is taken for the rest of its lease at
+    /// most. If the future is dropped after it was polled, the hold is detached in the background; before that, it is
+    /// released.
     #[doc(alias("forget", "suspend"))]
     pub fn detach(self) -> W::Call<impl Future<Output = Result<Detached, HoldError>>>
     where
@@ -422,10 +396,8 @@ impl<T: Target, W: World> View<T, W> {
         View::new(self.seen.clone(), self.others.clone())
     }
 
-    /// Waits until the lock is lost, and returns the loss: an error that names the lock and the reason. A multi-lock is
-    /// lost when any part is, and the loss says which. [`Held`] has an example.
-    ///
-    /// Cancel safe: use it in `select!`, again and again.
+    /// Waits until the lock is lost, and returns the loss: an error that names the lock and the reason, and which part
+    /// of a multi-lock was the first. Cancel safe: use it in `select!`, again and again. [`Held`] has an example.
     #[doc(alias("Done", "lost lease"))]
     pub fn lost(&self) -> W::Call<impl Future<Output = Lost>> {
         W::call(self.ended())
@@ -433,45 +405,22 @@ impl<T: Target, W: World> View<T, W> {
 
     /// Waits until somebody waits for the lock: another client, or another task of this one. For work that can stop
     /// early in favor of others: a long batch, a leader that steps aside. It returns at once if somebody waits already,
-    /// or has since the grant, and also when the hold is over. [`Held`] has an example.
+    /// or has since the grant, and also when the hold is over. Cancel safe: use it in `select!`, again and again.
+    /// [`Held`] has an example.
     ///
     /// The holder of a lock of several permits (a semaphore, a reader) hears of every waiter, also of one for which
-    /// more of them must release; and of a semaphore also when its [permits are
-    /// set](crate::locks::Semaphore::set_permits). A multi-lock is wanted when any part is. A document is wanted by
-    /// those that `acquire` it; claims take any free document, and wait for none.
-    ///
-    /// The client is told by its change stream, or by the reads with which it looks after its holds (after half a
-    /// second as a rule: see [Scaling](crate::guide::scaling)), and sends nothing for it. Waiters behind more than 64
-    /// holders are heard of by reads alone.
-    ///
-    /// Cancel safe: use it in `select!`, again and again.
+    /// more of them must release, and when [permits are set](crate::locks::Semaphore::set_permits). A multi-lock is
+    /// wanted when any part is. A document is wanted by those that `acquire` it; claims wait for none. The client is
+    /// told by its change stream, or by the reads with which it looks after its holds (after half a second as a rule:
+    /// see [Scaling](crate::guide::scaling)).
     #[doc(alias("makeRevocable", "revocable", "yield"))]
     pub fn wanted(&self) -> W::Call<impl Future<Output = ()>> {
         W::call(any(self.holds().map(|part| part.wanted().boxed()).collect()))
     }
 
-    /// Returns the loss if the lock is lost: an error that names the lock and the reason. If several parts of a
-    /// multi-lock are lost, it is the first one observed.
-    ///
-    /// Checks the clock on the spot: the answer is right even if no task of the program has run for a while.
-    ///
-    /// # Errors
-    ///
-    /// The loss.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// handle.check()?;
-    /// locks.break_lock("invoice-42").await?;
-    /// handle.lost().await;
-    /// let lost = handle.check().unwrap_err();
-    /// assert_eq!(lost.to_string(), "`invoice-42` is lost: the lock was broken by an operator");
-    /// # Ok(()) }
-    /// ```
+    /// Returns the loss if the lock is lost: an error that names the lock and the reason, and which part of a
+    /// multi-lock was found lost first. It checks the clock on the spot: the answer is right even if no task of the
+    /// program has run for a while.
     pub fn check(&self) -> Result<(), Lost> {
         self.loss().map_or(Ok(()), Err)
     }
@@ -481,10 +430,8 @@ impl<T: Target, W: World> View<T, W> {
         self.loss().map(|lost| lost.reason)
     }
 
-    /// Returns whether the lock is still held, as [`check`](Self::check) says, with whatever [`status`](Self::status).
-    ///
-    /// It can be lost a moment later. So use [`lost`](Self::lost) beside the work, and a [fence](Self::fence) where a
-    /// late write would do harm.
+    /// Returns whether the lock is still held, as [`check`](Self::check) says. It can be lost a moment later: so use
+    /// [`lost`](Self::lost) beside the work, and a [fence](Self::fence) where a late write would do harm.
     pub fn is_held(&self) -> bool {
         self.lost_reason().is_none()
     }
@@ -500,17 +447,16 @@ impl<T: Target, W: World> View<T, W> {
     }
 
     /// Returns for how long the lock, or every part of a multi-lock, is surely ours, even if the server can't be
-    /// reached from now on.
-    ///
-    /// Right after a hand-over that is the claim lease, until the first renewal a few hundred milliseconds later.
+    /// reached from now on. Right after a hand-over that is the claim lease, until the first renewal a few hundred
+    /// milliseconds later.
     pub fn safe_for(&self) -> Duration {
         self.holds().map(|hold| hold.safe_for()).min().unwrap_or_default()
     }
 
     /// Returns a token that is cancelled as soon as the lock, or any part of a multi-lock, is no longer ours: when it
-    /// is lost, released or dropped. When the runtime ends, nobody watches the lock any more: the token of a multi-lock is
-    /// cancelled at once then, and that of another lock at the first look at it after its deadline. So await
-    /// [`lost`](View::lost) beside it, which looks by itself.
+    /// is lost, released or dropped. When the runtime ends, nobody watches the lock any more, and the token of a single
+    /// lock is cancelled at the first look at it after its deadline: so await [`lost`](View::lost) beside it, which
+    /// looks by itself.
     pub fn lost_token(&self) -> CancellationToken {
         let Some(others) = &self.others else {
             return self.seen.lost_token();
@@ -546,10 +492,9 @@ impl<T: Target, W: World> View<T, W> {
         &self.seen.name
     }
 
-    /// Returns the fencing token of this grant.
-    ///
-    /// If the lock was [handed on inside the process](crate::guarantees#inside-a-process), or several readers of the
-    /// process share it, the lock's document shows a smaller one: that of the first task that had it.
+    /// Returns the fencing token of this grant. The lock's document shows a smaller one, that of the first task that
+    /// had it, if the lock was [handed on inside the process](crate::guarantees#inside-a-process), or several readers
+    /// share it.
     pub fn token(&self) -> FencingToken
     where
         T: IsOne,

@@ -212,14 +212,14 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
 
     /// Gives up after `timeout`; at most 366 days.
     ///
-    /// - An acquire, a claim and a campaign that wait fail with [`AcquireError::Timeout`] if the lock was taken, with
-    ///   its holder and the number of waiters ahead of us (a claim: if no matching document was free), and with
-    ///   [`AcquireError::Unanswered`] if the server did not answer. Zero asks the server and does not wait for the
-    ///   lock; like a try, it fails if the server has not answered for ten seconds.
+    /// - An acquire, a claim and a campaign that wait fail with [`AcquireError::Timeout`] if the lock was taken (a
+    ///   claim: if no matching document was free), and with [`AcquireError::Unanswered`] if the server did not answer.
+    ///   Zero asks the server and does not wait for the lock; like a try, it fails if the server has not answered for
+    ///   ten seconds.
     /// - A try fails with [`AcquireError::Unanswered`] if the server has not answered; zero gives up before anything is
-    ///   sent. Without a timeout it fails with [`AcquireError::Server`] if the server has not answered for ten seconds;
-    ///   in that time it asks several times. The request goes on in the background, and is withdrawn once the server
-    ///   has processed it; a document that was claimed all the same is released.
+    ///   sent. Without a timeout it asks several times within ten seconds, and then fails with
+    ///   [`AcquireError::Server`]. The request goes on in the background, and is withdrawn once the server has
+    ///   processed it.
     /// - For a multi-lock it is the time for all parts.
     #[doc(alias = "waitTime")]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -233,10 +233,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
         self
     }
 
-    /// Gives up when `token` is cancelled, with [`AcquireError::Cancelled`]: its queue position goes back, or the lock
-    /// if it was granted at that moment. With a token that was cancelled before, nothing is sent.
-    ///
-    /// So another thread ends an acquire that blocks its thread. Once it is done, the token does nothing more.
+    /// Gives up when `token` is cancelled, with [`AcquireError::Cancelled`], also on another thread: its queue position
+    /// goes back, or the lock if it was granted at that moment. With a token that was cancelled before, nothing is
+    /// sent. Once it is done, the token does nothing more.
     #[doc(alias("interrupt", "lockInterruptibly"))]
     pub fn cancelled_by(mut self, token: &CancellationToken) -> Self {
         self.options.cancelled = Some(token.clone());
@@ -246,9 +245,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// Fails with [`AcquireError::Deadlock`] when the task waits for a lock whose holder waits, directly or through others,
     /// for a lock of this task. Otherwise only the event `watchlock.deadlock` reports that, and the task waits on.
     ///
-    /// It takes up to a lease until a deadlock is certain: see [Deadlocks](crate::guide::locks#deadlocks). Of several
-    /// acquires in it that would fail, that of the task whose lock was granted last does. Another does if the deadlock is
-    /// still there a fifth of the longest lease later, so release what you hold by then.
+    /// It takes up to a lease until a [deadlock](crate::guide::locks#deadlocks) is certain. Of several acquires in it
+    /// that would fail, that of the task whose lock was granted last does; another does if the deadlock is still there
+    /// a fifth of the longest lease later, so release what you hold by then.
     ///
     /// # Examples
     ///
@@ -297,11 +296,11 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     ///
     /// When its time ends, the hold is [lost](crate::View::lost) as [`Elapsed`](crate::LostReason::Elapsed): earlier
     /// than at the server by the client's skew margin and a thousandth of the length. The lock itself stays taken for
-    /// the whole `length`, by the server's clock. Until then it behaves like a renewed lock, and an early release opens
-    /// it. The length counts from the grant; a waiter that was woken counts it from the moment at which it confirms its
-    /// grant, at most a sixteenth of the claim lease later. [`Held::renew`] gives it a full length again; a leader that
-    /// [proclaims](Held::proclaim) and a writer that [becomes a reader](Held::downgrade) keep the lock taken for a full
-    /// length more, and lose it as before. It can't be shorter than [`at_least_for`](Self::at_least_for).
+    /// the whole `length`, by the server's clock; an early release opens it. The length counts from the grant; for a
+    /// waiter that was woken, from the moment at which it confirms that, at most a sixteenth of the claim lease later.
+    /// [`Held::renew`] gives it a full length again; a leader that [proclaims](Held::proclaim) and a writer that
+    /// [becomes a reader](Held::downgrade) keep the lock taken for a full length more, and lose it as before. It can't
+    /// be shorter than [`at_least_for`](Self::at_least_for).
     pub fn fixed(mut self, length: Duration) -> Self
     where
         T::Held: IsOne,
@@ -313,17 +312,14 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// Keeps the lock taken for at least `least` after the grant, even if it is released earlier; at most 366 days.
     ///
     /// Use it for short jobs that several hosts start at about the same time: the second finds the lock taken, although
-    /// the first is done. An early release marks the lock as released, and nobody renews it any more.
-    /// [`inspect`](crate::LockClient::inspect) shows when it was released and until when it is kept taken. The first
-    /// waiter is granted the lock when that time ends, by the server's clock. A release after `least` opens the lock at
-    /// once, as usual. Only a release of the whole hold keeps the lock taken: permits that a part gives back are free
-    /// at once, and a writer that becomes a reader lets others read.
+    /// the first is done. An early release marks the lock as released, and [`inspect`](crate::LockClient::inspect)
+    /// shows until when it is kept taken; the first waiter is granted it at that time, by the server's clock. Only a
+    /// release of the whole hold keeps the lock taken: permits that a part gives back are free at once, and a writer
+    /// that becomes a reader lets others read. An operator [breaks](crate::LockClient::break_lock) a lock that is kept.
     ///
     /// A dropped handle keeps the lock taken as well, and so does a holder that dies or [loses](crate::View::lost) the
-    /// lock: its lease is no shorter than `least`, so after a death it is free when that lease is over. A waiter that
-    /// was woken has that lease from when it has confirmed its grant, a round trip later. A [`fixed`](Self::fixed) time
-    /// that is shorter than `least` is refused. An operator opens a lock that is kept taken with
-    /// [`break_lock`](crate::LockClient::break_lock).
+    /// lock: its lease is no shorter than `least` (for a waiter that was woken, from when it has confirmed its grant),
+    /// so after a death it is free when that lease is over.
     #[doc(alias = "lockAtLeastFor")]
     pub fn at_least_for(mut self, least: Duration) -> Self
     where
@@ -334,11 +330,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     }
 
     /// Reports the hold if it lasts longer than `limit`, instead of the
-    /// [client's](crate::LockClientBuilder::warn_after) limit. From 10 ms to 366 days, counted from the moment at which
-    /// this client learned of its grant.
-    ///
-    /// From then on [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), unless renewals
-    /// fail too. An event and a metric report it once. The lock is held and renewed as before.
+    /// [client's](crate::LockClientBuilder::warn_after) limit, by an event, a metric and its
+    /// [status](crate::LockStatus::HeldTooLong). The lock is held and renewed as before. From 10 ms to 366 days,
+    /// counted from the moment at which this client learned of its grant.
     pub fn warn_after(mut self, limit: Duration) -> Self {
         self.options.terms.limits.report = Some(limit);
         self
@@ -348,10 +342,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// [client's](crate::LockClientBuilder::lose_after) limit: as [`HeldTooLong`](crate::LostReason::HeldTooLong), with
     /// the bounds and the count of [`warn_after`](Self::warn_after).
     ///
-    /// The client then releases the lock at once, so that a job that hangs does not keep the others from it (for longer
-    /// than [`at_least_for`](Self::at_least_for) does). The code under the lock must stop by then, as before the end of
-    /// a lease: [`safe_for`](crate::View::safe_for) counts down to it, and [`lost`](crate::View::lost) resolves. Code
-    /// that may go on nevertheless should write under the [fencing token](crate::View::token).
+    /// The client then releases the lock at once, so that a job that hangs does not keep the others from it. The code
+    /// under the lock must stop by then, as before the end of a lease: [`safe_for`](crate::View::safe_for) counts down
+    /// to it. Code that may go on nevertheless should write under the [fencing token](crate::View::token).
     #[doc(alias = "lockAtMostFor")]
     pub fn lose_after(mut self, limit: Duration) -> Self {
         self.options.terms.limits.lose = Some(limit);
@@ -373,16 +366,13 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// Shares the hold of this client, if it has one already: the call then returns one more handle to the same hold
     /// without waiting for the lock.
     ///
-    /// All handles to a hold have the same token and are lost together. The lock is released with the last of them, in
-    /// any order. The first reason that was given stays, and so do the first terms.
-    ///
+    /// All handles to a hold have the same token and terms, and are lost together; the last of them releases the lock.
     /// **Any task** of this client that asks re-entrantly gets in next to the task that holds the lock, even while
-    /// others wait for it: exclusion is then among clients. To exclude tasks from one another, give each its own
-    /// client.
+    /// others wait for it: to exclude tasks from one another, give each its own client.
     ///
-    /// Only holds of the same kind are shared: a reader of a readers-writer lock gets in next to a reader, even though
-    /// a writer waits, and a writer next to a writer. An upgradeable reader gets in next to one that has become a
-    /// writer too. A plain reader that asks to write waits for itself.
+    /// Only holds of the same kind are shared: a reader gets in next to a reader, even though a writer waits, and a
+    /// writer next to a writer. An upgradeable reader gets in next to one that has become a writer too. A plain reader
+    /// that asks to write waits for itself.
     pub fn reentrant(mut self) -> Self
     where
         T: CanReenter,
@@ -493,15 +483,10 @@ impl<T: CanAcquire<Count = One>, P: Patience> Acquire<T, P> {
     /// after the work. The future's own output, even a `Result`, is returned unchanged. Work on a document may delete
     /// it, and its lock with it.
     ///
-    /// # Errors
-    ///
-    /// Those of an [`Acquire`], and [`AcquireError::Lost`] if the lock was lost on the way: the work was begun, but for
-    /// that of an [upgrade](Held::upgrade), whose reader may have been lost before. A release that can't be confirmed is
-    /// not an error: the work is done, and the lease limits the rest.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the work's future and releases the lock in the background.
+    /// Errors are those of an [`Acquire`], and [`AcquireError::Lost`] if the lock was lost on the way: the work was
+    /// begun, but for that of an [upgrade](Held::upgrade), whose reader may have been lost before. A release that can't
+    /// be confirmed is no error: the work is done, and the lease limits the rest. Dropping the future drops the work's
+    /// future and releases the lock in the background.
     ///
     /// # Examples
     ///
@@ -536,11 +521,7 @@ impl<T: CanAcquire<Count = One>, P: Patience> Acquire<T, P> {
 
 #[cfg(feature = "sync")]
 impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
-    /// Acquires on this thread, and blocks it until then.
-    ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`].
+    /// Acquires on this thread, and blocks it until then; an [`AcquireError`] says why it failed.
     pub fn run(self) -> Result<P::Given<Handles<T, Blocking>>, AcquireError> {
         P::given(Blocking::call(self.held()))
     }
@@ -552,11 +533,7 @@ impl<T: CanAcquire<Count = One>, P: Patience> Acquire<T, P, Blocking> {
     ///
     /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
     /// [`lost_reason`](crate::View::lost_reason) itself and returns, and its result is dropped. Errors are those of
-    /// [`run`](Acquire::run).
-    ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    /// [`run`](Acquire::run). If the work panics, the lock is released.
     ///
     /// # Examples
     ///

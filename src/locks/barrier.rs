@@ -60,20 +60,22 @@ const HERE: &str = "waits for the others";
 ///
 /// - [`wait`](Self::wait) returns only after `parties` calls of it were at the barrier at one moment, each with a place
 ///   that was valid at the server.
-/// - Each of them passes once, and all under the same [generation](BarrierPass::generation), which rises from one to
-///   the next. If a party dies or gives up at the moment of passing, another can fill its place for the parties that
-///   have not looked yet; these then have a later generation than the parties that have.
-/// - A party that dies or gives up while it waits stops being counted: if its future was dropped, as soon as its place
-///   is given back; if its process died, at the end of its lease. The others go on waiting until another call of
-///   [`wait`](Self::wait) takes its place.
+/// - Each of them passes once, and all under the same [generation](BarrierPass::generation). If a party dies or gives
+///   up at the moment of passing, another can fill its place for the parties that have not looked yet; these then have
+///   a later generation than the parties that have.
+/// - A party that gives up stops being counted as soon as its place is given back; one that dies, at the end of its
+///   lease. The others go on waiting until another call of [`wait`](Self::wait) takes its place.
 /// - More calls than parties wait for the next generation, first come, first served.
+///
+/// Poll `wait` while it waits, or spawn it: the next generation does not begin before all parties of this one have
+/// looked. Parties in several clients need different [owner ids](crate::LockClientBuilder::owner_id), or none.
 ///
 /// # When a party has died
 ///
 /// Those that remain leave the barrier if one of them takes the place of the dead one too, by a second call of `wait`
 /// beside its own. A party that died while it waited is still counted for the rest of its lease: if the others come by
-/// then, they pass without the second call, which would wait for the next generation. The leader may be the second call: then
-/// nobody else is.
+/// then, they pass without the second call, which would wait for the next generation. The leader may be the second
+/// call: then nobody else is.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -86,12 +88,6 @@ const HERE: &str = "waits for the others";
 /// # drop(pass);
 /// # Ok(()) }
 /// ```
-///
-/// # Polling
-///
-/// Poll `wait` while it waits, or spawn it: the next generation does not begin before all parties of this one have
-/// looked. Clients that are parties at the same time need different [owner ids](crate::LockClientBuilder::owner_id), or
-/// none.
 ///
 /// # Examples
 ///
@@ -155,14 +151,14 @@ impl<W: World> Barrier<W> {
     /// # Errors
     ///
     /// Those of an acquire; a barrier of no parties or of more than 64 is invalid. [`AcquireError::Lost`] if this party
-    /// lost its place, as with any [lock](crate::View::lost), also by the client's shutdown. After any error but
-    /// [`AcquireError::Invalid`], the others may have passed with this party counted, or go on waiting for another.
+    /// lost its place, also by the client's shutdown. After any error but [`AcquireError::Invalid`], the others may
+    /// have passed with this party counted, or go on waiting for another.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the place is given back in the background, and the others wait for another party.
-    /// Parties that have already seen all there pass without it; a retry then waits for the next generation. Where
-    /// parties keep in step, a party that gave up must compare the [`generation`](BarrierPass::generation).
+    /// If the future is dropped, the place is given back in the background. Parties that have already seen all there
+    /// pass without it; a retry then waits for the next generation, so a party that gave up must compare the
+    /// [`generation`](BarrierPass::generation) where parties keep in step.
     pub fn wait(&self) -> W::Call<impl Future<Output = Result<BarrierPass, AcquireError>>> {
         W::call(self.passed())
     }
@@ -327,10 +323,6 @@ fn passed(state: &State) -> Option<i64> {
 impl Barrier<Blocking> {
     /// Waits as [`wait`](Self::wait) does, for at most `timeout` (up to 366 days). Returns `None` if this party gave
     /// up; others may have passed with it counted, if they had seen all there by then.
-    ///
-    /// # Errors
-    ///
-    /// See [`wait`](Self::wait); a timeout out of bounds is invalid.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<BarrierPass>, AcquireError> {
         check_duration("timeout", timeout)?;
         let waited = Blocking::call(async { tokio::time::timeout(timeout, self.passed()).await });

@@ -36,15 +36,14 @@ use crate::{
 ///
 /// - `wait` returns once it sees `count` arrivals counted at the same time, in the state that a majority of the servers
 ///   has: no fail-over undoes it.
-/// - An arrival outlives its process: it counts when [`count_down`](Self::count_down) has returned, and goes on
-///   counting for [a time](Self::counts_for) by the server's clock. A process that dies before `count_down` returns may
-///   or may not be counted.
+/// - An arrival outlives its process: it counts when [`count_down`](Self::count_down) has returned, for [a
+///   time](Self::counts_for) by the server's clock.
 /// - A named party is counted once, however often it arrives: [`count_down_as`](Self::count_down_as).
 ///
-/// A latch stays open until its first arrival has counted for its time; an arrival at an open latch, or a repeated one,
-/// does not extend that time. Give each use a name of its own (`migrate-42/done`), and a time that outlasts the latest
-/// call of `wait`. [`inspect`](crate::LockClient::inspect) shows the arrivals, and
-/// [`break_lock`](crate::LockClient::break_lock) takes all of them back.
+/// A latch stays open until its first arrival has counted for its time, which later arrivals don't extend. Give each
+/// use a name of its own (`migrate-42/done`), and a time that outlasts the latest call of `wait`.
+/// [`inspect`](crate::LockClient::inspect) shows the arrivals, and [`break_lock`](crate::LockClient::break_lock) takes
+/// all of them back.
 ///
 /// # Examples
 ///
@@ -100,25 +99,18 @@ impl<W: World> Latch<W> {
 
     /// Counts an arrival. An open latch stays as it is. [`Latch`] has an example.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid, and so is a time out of bounds.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, or after [`AcquireError::Server`] and [`AcquireError::Closed`], the arrival may or may
-    /// not have been counted. A call that can be repeated without counting twice names the party:
-    /// [`count_down_as`](Self::count_down_as).
+    /// An [`AcquireError`] says why it failed: a latch of no arrivals or of more than 256 is invalid, and so is a time
+    /// out of bounds. If the future is dropped, or after [`AcquireError::Server`] and [`AcquireError::Closed`], the
+    /// arrival may or may not have been counted: [`count_down_as`](Self::count_down_as) can be repeated without
+    /// counting twice.
     pub fn count_down(&self) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
         W::call(self.arrive(None))
     }
 
-    /// Counts the arrival of a named party (up to 1,024 bytes) once, however often any process repeats it. So a worker
+    /// Counts the arrival of a named party (up to 1,024 bytes) once, however often any process repeats it: a worker
     /// that was restarted does not open the latch in the place of another.
-    /// [`OwnerInfo::value`](crate::operate::OwnerInfo::value) shows the name.
-    ///
-    /// Errors and cancel safety are those of [`count_down`](Self::count_down). It is safe to repeat. [`Latch`] has an
-    /// example.
+    /// [`OwnerInfo::value`](crate::operate::OwnerInfo::value) shows the name. All else is as for
+    /// [`count_down`](Self::count_down); it is safe to repeat.
     pub fn count_down_as(&self, party: impl Into<String>) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
         W::call(async move {
             let party = party.into();
@@ -128,13 +120,8 @@ impl<W: World> Latch<W> {
     }
 
     /// Waits until the latch is open. Wrap it in `tokio::time::timeout` to wait for no longer than that. While the
-    /// server can't be reached it keeps waiting.
-    ///
-    /// Cancel safe: it only reads. [`Latch`] has an example.
-    ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid.
+    /// server can't be reached it keeps waiting. Cancel safe: it only reads. Errors are those of
+    /// [`count_down`](Self::count_down). [`Latch`] has an example.
     pub fn wait(&self) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
         W::call(self.opened())
     }
@@ -264,11 +251,6 @@ fn has(state: &State, party: &str) -> bool {
 impl Latch<Blocking> {
     /// Waits until the latch is open, for at most `timeout` (up to 366 days). Returns whether it is open: once the time
     /// is over, by the server's answer to one more question, for which it waits a few seconds if the server is silent.
-    ///
-    /// # Errors
-    ///
-    /// See [`wait`](Self::wait); a timeout out of bounds is invalid. [`AcquireError::Server`] if that question has no
-    /// answer.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, AcquireError> {
         check_duration("timeout", timeout)?;
         Blocking::call(async {

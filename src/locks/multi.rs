@@ -42,26 +42,18 @@ use crate::{
 /// # Guarantees
 ///
 /// - From the grant until the handle is released or lost, every part is held; it is lost when any part is lost.
-/// - Multi-locks never deadlock among each other, for any orders in which their parts are given, as all take them in
-///   one order: sorted by the bytes of their names. Nor do they deadlock with locks that are acquired one at a time, or
-///   in the same order. Not re-entrant: a task that already holds one of the names
-///   may wait for itself.
-/// - A part that is lost while others are still awaited does not count as held: the parts after it in the order are
-///   released, and it is acquired again, within the same timeout. A try does not begin anew: it fails as
-///   [`Unanswered`](AcquireError::Unanswered), as the part may be free.
-/// - Parts that are held already are renewed while the others are awaited.
+/// - Multi-locks never deadlock among each other, nor with locks that are acquired one at a time or in the same order:
+///   all take their parts sorted by the bytes of their names. Not re-entrant: a task that already holds one of the
+///   names may wait for itself.
+/// - A part that is lost while others are still awaited is acquired again, after those behind it were released, within
+///   the same timeout. A try fails as [`Unanswered`](AcquireError::Unanswered) then, as the part may be free.
 ///
 /// # Under contention
 ///
-/// A multi-lock waits in one queue at a time, first come, first served, and holds the smaller names in the meantime: of
-/// two with common mutexes, the one that is granted the smallest of these first has them all first. There is no further
-/// fairness across names, and while a multi-lock waits for its last name it keeps others from its first, without
-/// working. So put contended names late in the order, use few names and hold them briefly.
-///
-/// # Cost
-///
-/// An acquire takes one round trip per name if all are free, one after the other; the release is sent for all at once.
-/// The client renews the parts together with its other locks. At most 128 names.
+/// A multi-lock waits in one queue at a time, first come, first served, and holds the smaller names in the meantime,
+/// without working. There is no further fairness across names. So put contended names late in the order, use few names
+/// (128 at most) and hold them briefly. An acquire takes one round trip per name if all are free; the release is sent
+/// for all at once.
 ///
 /// # Examples
 ///
@@ -92,9 +84,8 @@ pub struct MultiLock<W: World = Async> {
 
 /// A part of a [`MultiLock`]: a name, which is that of a mutex, or a part of another lock:
 /// [`Mutex::part`](crate::locks::Mutex::part), [`RwLock::read_part`](crate::locks::RwLock::read_part),
-/// [`RwLock::write_part`](crate::locks::RwLock::write_part), [`Semaphore::part`](crate::locks::Semaphore::part).
-///
-/// It has no options of its own: those of the acquire are those of every part.
+/// [`RwLock::write_part`](crate::locks::RwLock::write_part), [`Semaphore::part`](crate::locks::Semaphore::part). The
+/// options of the acquire are those of every part.
 #[derive(Clone, Debug)]
 pub struct Part {
     name: LockName,
@@ -155,11 +146,9 @@ impl<W: World> MultiLock<W> {
 
     /// Acquires all parts, waiting for each in turn.
     ///
-    /// # Errors
-    ///
-    /// Those of an [`Acquire`]. No names, more than 128, and a name given twice, in whatever ways, are invalid; nothing
-    /// is sent then. After any error nothing is held: parts already acquired are released in the background. So are
-    /// they, and the queue position, if the future is dropped.
+    /// Errors are those of an [`Acquire`]. No names, more than 128, and a name given twice, in whatever ways, are
+    /// invalid. After any error, or if the future is dropped, nothing is held: parts already acquired are released in
+    /// the background.
     pub fn acquire(&self) -> Acquire<MultiLock, Wait, W> {
         Acquire::new(self.parts.clone())
     }
@@ -167,8 +156,7 @@ impl<W: World> MultiLock<W> {
     /// Acquires all parts if every one is free and nobody waits for any; `None` otherwise. Errors are those of
     /// [`acquire`](Self::acquire).
     ///
-    /// It asks for one after the other. If one is taken, it releases the previous ones in the background; until then
-    /// others may find those taken.
+    /// It asks for one after the other. If one is taken, it releases the previous ones in the background.
     pub fn try_acquire(&self) -> Acquire<MultiLock, Try, W> {
         Acquire::new(self.parts.clone())
     }

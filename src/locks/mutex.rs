@@ -64,9 +64,8 @@ impl<W: World> Mutex<W> {
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. With [`or_held`](Acquire::or_held)
     /// the error of a lock that is not free names the holder.
     ///
-    /// Only the server refuses it, in an answer to a request that was sent after the call; it fails if the server has
-    /// not answered for ten seconds, or for its [`timeout`](Acquire::timeout). Tasks of one client that try at once
-    /// share requests: a hundred that find the lock taken cost two commands.
+    /// Only the server refuses it, in an answer to a request that was sent after the call. Tasks of one client that try
+    /// at once share requests: a hundred that find the lock taken cost two commands.
     #[doc(alias("try_lock", "tryLock"))]
     pub fn try_acquire(&self) -> Acquire<Mutex, Try, W> {
         Acquire::new(self.share.clone())

@@ -146,20 +146,16 @@ impl<W: World> Held<Write, W> {
     /// letting go in between: its changes are still there when it reads.
     ///
     /// Readers that wait at the head of the queue get in with the same write; they stay behind a writer that came
-    /// before them. The token, the lease and the handle stay the same. A reader stays a reader. There is no way back:
-    /// readers that wait to become writers would wait for each other. A writer that was an [upgradeable
-    /// reader](Held::upgrade) becomes a plain reader beside that; to be the upgradeable reader alone again, release it.
+    /// before them. The token, the lease and the handle stay the same. There is no way back: readers that wait to
+    /// become writers would wait for each other. A writer that was an [upgradeable reader](Held::upgrade) becomes a
+    /// plain reader beside that; to be the upgradeable reader alone again, release it.
     ///
     /// # Errors
     ///
     /// [`HoldError::Invalid`] for a hold that was [acquired re-entrantly](crate::Acquire::reentrant) and has other
-    /// handles, which still count on it; nothing was sent. [`HoldError::Lost`] if the lock is lost.
-    /// [`HoldError::Server`] if the server refused, or did not answer before the deadline of the hold.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, or after an error of the server, this handle is a reader's, and others may have to
-    /// wait until it is released, or until another call of `downgrade` succeeds.
+    /// handles, which still count on it. [`HoldError::Lost`] if the lock is lost. After a [`HoldError::Server`], or if
+    /// the future is dropped, this handle is a reader's, and others may have to wait until it is released, or until
+    /// another call succeeds.
     pub fn downgrade(&self) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         W::call(self.own.become_reader())
     }
@@ -170,24 +166,22 @@ impl<W: World> Held<UpgradeableRead, W> {
     /// Makes the reader a writer, without letting go in between: what it has read is still so.
     /// [`RwLock`](crate::locks::RwLock) has an example.
     ///
-    /// It gives the handle of the writer, beside that of the reader. The writer's has a token of its own, which is
-    /// larger than that of every earlier holder; write under that. Once it is released, in whatever way, the reader is
-    /// an upgradeable reader again, under the token that it had. As long as the writer's handle lives, the reader's
-    /// hold lasts too, also if its own handle is gone; then both leave in one write. The writer's hold is
-    /// [lost](crate::View::lost) when either is. It is on the terms of its reader (lease, limits, fixed time).
+    /// It gives the handle of the writer, beside that of the reader, with a token of its own: write under that. Once it
+    /// is released, in whatever way, the reader is an upgradeable reader again, under the token that it had. As long as
+    /// the writer's handle lives, the reader's hold lasts too, also if its own handle is gone; then both leave in one
+    /// write. The writer's hold is [lost](crate::View::lost) when either is. It is on the terms of its reader (lease,
+    /// limits, fixed time).
     ///
-    /// It waits for the readers beside it, and goes before everybody else who waits: a writer in the queue waits for
-    /// this reader. Readers that come meanwhile wait. There is one upgradeable reader, so no two wait for each other. A
-    /// task that has a plain reader of this lock too waits for itself, as one does that asks to
-    /// [`write`](RwLock::write) beside a reader of its own.
+    /// It waits for the readers beside it, and goes before everybody else who waits. Readers that come meanwhile wait.
+    /// There is one upgradeable reader, so no two wait for each other. A task that has a plain reader of this lock too
+    /// waits for itself.
     ///
     /// # Errors
     ///
-    /// Those of an [`Acquire`], and [`AcquireError::Lost`](crate::errors::AcquireError::Lost) if the reader is lost, or
-    /// was released. After any other error, or if the action is dropped, it is the reader that it was.
-    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid) if it was [downgraded](Self::downgrade), or for
-    /// terms of its own ([`lease`](Acquire::lease), [`lose_after`](Acquire::lose_after),
-    /// [`reentrant`](Acquire::reentrant) and the like).
+    /// Those of an [`Acquire`], and [`Lost`](crate::errors::AcquireError::Lost) if the reader is lost, or was released.
+    /// After any other error, or if the action is dropped, it is the reader that it was.
+    /// [`Invalid`](crate::errors::AcquireError::Invalid) if it was [downgraded](Self::downgrade), or for terms of its
+    /// own ([`lease`](Acquire::lease), [`reentrant`](Acquire::reentrant) and the like).
     #[doc(alias("UpgradeToWriteLockAsync", "upgrade_to_write_lock"))]
     pub fn upgrade(&self) -> Acquire<Write, Wait, W> {
         Acquire::new(self.writer())
@@ -199,10 +193,9 @@ impl<W: World> Held<UpgradeableRead, W> {
         Acquire::new(self.writer())
     }
 
-    /// Makes it a plain reader, without letting go: from now on another client can be the upgradeable reader.
-    ///
-    /// Errors and cancel safety are those of a [writer's](Held::downgrade). [`HoldError::Invalid`] comes also while
-    /// the reader is, or waits to become, a writer.
+    /// Makes it a plain reader, without letting go, as [that of a writer](Held::downgrade) does: from now on another
+    /// client can be the upgradeable reader. [`HoldError::Invalid`] comes also while the reader is, or waits to become,
+    /// a writer.
     pub fn downgrade(&self) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         W::call(self.own.become_reader())
     }

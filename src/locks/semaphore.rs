@@ -27,17 +27,13 @@ use crate::{
 /// - A request for more permits than the number in force fails with
 ///   [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch).
 ///
-/// # The number of permits
-///
-/// It [belongs to the lock](crate::guide::locks#the-number-of-permits). The first client that asks brings it, and it stays
-/// while anybody holds the semaphore or waits for it; a client with another number goes by the lock's
-/// ([`Held::total_permits`]), or is refused ([`exact`](Self::exact)). [`set_permits`](Self::set_permits) changes it.
-///
-/// # Many holders
+/// The number of permits [belongs to the lock](crate::guide::locks#the-number-of-permits). The first client that asks
+/// brings it; a client with another number goes by the lock's ([`Held::total_permits`]), or is refused
+/// ([`exact`](Self::exact)). [`set_permits`](Self::set_permits) changes it.
 ///
 /// Each hold is an entry in the lock's document, which is written with every change: 1,500 of one permit each make a
-/// document of 255 kB, and an acquire of 53 ms. The event `watchlock.many_holders` reports more than 256. A process that
-/// needs many permits acquires them at once and [splits](Held::split) them: that is one entry, and a split sends nothing.
+/// document of 255 kB, and an acquire of 53 ms. A process that needs many permits acquires them at once and
+/// [splits](Held::split) them: that is one entry, and a split sends nothing.
 ///
 /// Options, errors and cancel safety of its acquires and tries are those of an [`Acquire`].
 ///
@@ -123,13 +119,8 @@ impl<W: World> Semaphore<W> {
         Part::of(self.share.of(i64::from(permits)))
     }
 
-    /// Returns how many permits are free at this moment. The number may have changed by the time you look at it.
-    ///
-    /// Cancel safe: it only reads. [`Semaphore`] has an example.
-    ///
-    /// # Errors
-    ///
-    /// If the name is out of bounds or in use as something else, or the server can't be reached.
+    /// Returns how many permits are free at this moment. The number may have changed by the time you look at it. Cancel
+    /// safe: it only reads. An [`OperateError`] says why it failed. [`Semaphore`] has an example.
     pub fn available_permits(&self) -> W::Call<impl Future<Output = Result<u32, OperateError>>> {
         W::call(async move {
             check_name(&self.share.name)?;
@@ -150,20 +141,10 @@ impl<W: World> Semaphore<W> {
     /// It is in force at once, for all clients. If it is larger, waiters get permits in the same write. If it is
     /// smaller, holders keep theirs, and nobody gets one until fewer are held; waiters for more permits than that fail
     /// with [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch). While nobody holds the semaphore
-    /// the number stays for a year from now, and the name can't be used as another kind of lock. The number that this
-    /// value was made with plays no part.
+    /// the number stays for a year from now, and the name can't be used as another kind of lock.
     ///
-    /// All clients of the lock must be of a version that has this function: holders and waiters of an earlier one lose
-    /// the lock, and their permits stay taken until their leases end.
-    ///
-    /// # Errors
-    ///
-    /// If the name or the number is out of bounds (at least 1), the name is in use as another kind of lock, or the
-    /// server refuses or can't be reached, or has not answered for some seconds.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, or the server did not answer, the number may or may not be set. It is safe to try
+    /// An [`OperateError`] says why it failed. If the future is dropped, or the server did not answer, the number may
+    /// or may not be set. It is safe to try
     /// again.
     #[doc(alias("setPermits", "addPermits", "SharedCount", "increasePermits", "reducePermits"))]
     pub fn set_permits(&self, permits: u32) -> W::Call<impl Future<Output = Result<LockInfo, OperateError>>> {
@@ -181,16 +162,9 @@ impl<W: World> Held<Semaphore, W> {
     /// Gives `permits` of the held permits back, and keeps the others: those that wait for them get in with the same
     /// write. The token, the lease and the handle stay the same. [`Semaphore`](crate::locks::Semaphore) has an example.
     ///
-    /// # Errors
-    ///
-    /// [`HoldError::Invalid`] for no permits, and for all or more than are held; nothing was sent.
-    /// [`HoldError::Lost`] if the lock is lost. [`HoldError::Server`] if the server refused, or did not answer before
-    /// the deadline of the hold.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, or after an error of the server, the permits are given up here, and others may have to
-    /// wait for them until the handle is released, or until another call succeeds.
+    /// [`HoldError::Invalid`] for no permits, and for all or more than are held; nothing was sent. [`HoldError::Lost`]
+    /// if the lock is lost. After a [`HoldError::Server`], or if the future is dropped, the permits are given up here,
+    /// and others may have to wait for them until the handle is released, or until another call succeeds.
     #[doc(alias("reducePermits"))]
     pub fn release_some(&self, permits: u32) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         W::call(self.own.release_some(permits.into()))
@@ -201,21 +175,14 @@ impl<W: World> Held<Semaphore, W> {
     ///
     /// Both are parts of one hold, with one token, and are lost together; a [view](Held::view) of a part reports
     /// [`Released`](crate::LostReason::Released) when the last one goes. A part that is released or dropped gives its
-    /// permits back.
-    ///
-    /// # Errors
-    ///
-    /// [`HoldError::Invalid`] for no permits, and for all or more than are held. [`HoldError::Lost`] if the lock is
-    /// lost. [`HoldError::Server`] if the client can't be used any more, as its runtime has ended.
+    /// permits back. [`HoldError::Invalid`] for no permits, and for all or more than are held; [`HoldError::Lost`] if
+    /// the lock is lost.
     pub fn split(&self, permits: u32) -> Result<Self, HoldError> {
         Ok(Self::new((self.own.split(permits.into())?, ())))
     }
 
     /// Takes the permits of `other`, another [part](Self::split) of the same hold, into this handle. Nothing is sent.
-    ///
-    /// # Errors
-    ///
-    /// `other`, if it is not a part of the same hold.
+    /// If it is of another hold, it is given back as the error.
     pub fn merge(&self, other: Self) -> Result<(), Self> {
         self.own.merge(other.own).map_err(|own| Self::new((own, ())))
     }

@@ -30,18 +30,6 @@ const LISTED_MOST: usize = 100_000;
 ///
 /// All given conditions must be met. Documents that are not locks, or can't be read, are skipped and hide no others:
 /// the event `watchlock.unreadable` reports each, and so does [`watch_all`](crate::LockClient::watch_all).
-///
-/// # Examples
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let locks = watchlock::LockClient::in_memory();
-/// let handle = locks.mutex("invoice-42").acquire().await?;
-/// let held = locks.list().prefix("invoice-").held(true);
-/// assert_eq!(held.clone().await?[0].token, handle.token());
-/// assert!(held.with_unreadable().await?.unreadable.is_empty());
-/// # Ok(()) }
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a listing does nothing until it is awaited, or run in the blocking world"]
 pub struct List<W: World = Async> {
@@ -187,10 +175,6 @@ impl<W: World> List<W> {
 #[cfg(feature = "sync")]
 impl List<Blocking> {
     /// Lists on this thread, and blocks it until the server has answered. The result is sorted by name.
-    ///
-    /// # Errors
-    ///
-    /// If a condition is out of bounds, the server can't be reached, or it refuses.
     pub fn run(self) -> Result<Vec<LockInfo>, OperateError> {
         self.with_unreadable().map(|listing| listing.locks)
     }

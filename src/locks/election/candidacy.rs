@@ -51,11 +51,9 @@ impl Election {
     /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
     ///
     /// It ends, and resigns, when the returned [`Candidacy`] is withdrawn or dropped. If it is withdrawn while it
-    /// leads, the reason of the loss is [`LostReason::Released`]; if it is dropped, no callback comes. Call it on a
-    /// tokio runtime.
-    ///
-    /// It ends by itself after an error of a campaign, and when a callback panics: then without a further callback, and
-    /// a leader resigns. [`Candidacy::ended`] reports that, and so does a `WARN` event, `watchlock.candidacy_ended`.
+    /// leads, the reason of the loss is [`LostReason::Released`]; if it is dropped, no callback comes. It ends by
+    /// itself after an error of a campaign, and when a callback panics: [`Candidacy::ended`] and the event
+    /// `watchlock.candidacy_ended` report that. Call it on a tokio runtime.
     ///
     /// # Examples
     ///
@@ -161,11 +159,8 @@ impl Candidacy {
         }
     }
 
-    /// Resigns if it leads, and ends the candidacy; also if the future is dropped. [`Election::stand`] has an example.
-    ///
-    /// # Errors
-    ///
-    /// The reason why the candidacy had ended already, if it had.
+    /// Resigns if it leads, and ends the candidacy; also if the future is dropped. The error is the reason why it had
+    /// ended already, if it had. [`Election::stand`] has an example.
     pub async fn withdraw(self) -> Result<(), CandidacyError> {
         self.withdrawn.cancel();
         self.ended.await
