@@ -69,8 +69,6 @@ pub mod operate;
 mod readme {}
 #[cfg(feature = "serde")]
 mod rfc3339;
-#[cfg(feature = "serde")]
-mod serial;
 mod session;
 mod status;
 mod store;

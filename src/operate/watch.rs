@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Deserialize),
+    derive(serde::Serialize, serde::Deserialize),
     serde(tag = "event", rename_all = "snake_case")
 )]
 #[non_exhaustive]
@@ -24,6 +24,8 @@ pub enum LockEvent {
     /// The lock was granted; or, at the start of a stream, it is already held.
     #[non_exhaustive]
     Granted {
+        /// The token of the grant.
+        token: FencingToken,
         /// The holder.
         holder: Box<HolderInfo>,
         /// The number of clients that wait after it.
@@ -82,7 +84,7 @@ pub enum LockEvent {
 impl fmt::Display for LockEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Granted { holder, waiting } => {
+            Self::Granted { holder, waiting, .. } => {
                 write!(f, "granted to {holder}")?;
                 match waiting {
                     0 => Ok(()),
@@ -129,6 +131,7 @@ fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
         let known = |token: i64| before.iter().any(|holder| holder.token == token);
         for holder in state.holders.iter().filter(|holder| !known(holder.token)) {
             events.push(LockEvent::Granted {
+                token: FencingToken::new(holder.token),
                 holder: Box::new(HolderInfo::new(state, holder)),
                 waiting: state.queue.len(),
             });

@@ -285,7 +285,7 @@ async fn events_are_told_as_they_happen() {
         let event: Value = serde_json::from_str(&one.line().await).unwrap();
         assert_eq!(
             fields(&event),
-            sorted(["at", "lock", "event", "token", "until", "holder", "waiting", "problem"])
+            sorted(["at", "lock", "event", "token", "holder", "waiting"])
         );
         assert_eq!(fields(&event["holder"]), sorted(HOLDER));
         assert_eq!((&event["event"], &event["lock"]), (&json!("granted"), &json!("x")));
