@@ -1,6 +1,6 @@
 //! The state of a hold.
 
-use std::{error::Error, fmt};
+use std::fmt;
 
 pub use watchlock_core::lost_reason::LostReason;
 
@@ -35,7 +35,8 @@ impl fmt::Display for LockStatus {
 /// The lock that is no longer held, and why. Of a [`MultiLock`](crate::locks::MultiLock), the part.
 ///
 /// It is an error, and equal to its [`reason`](Self::reason), so that `lost == LostReason::Broken` can be asked.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("`{}` is {}: {reason}", shown_in_a_line(name), if *reason == LostReason::Released { "no longer held" } else { "lost" })]
 #[non_exhaustive]
 pub struct Lost {
     /// The name of the lock.
@@ -51,21 +52,3 @@ impl PartialEq<LostReason> for Lost {
         self.reason == *reason
     }
 }
-
-impl fmt::Display for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, reason) = (shown_in_a_line(&self.name), self.reason);
-        match reason {
-            LostReason::Released => write!(f, "`{name}` is no longer held: {reason}"),
-            _ => write!(f, "`{name}` is lost: {reason}"),
-        }
-    }
-}
-
-impl fmt::Debug for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lost").field(&format_args!("{self}")).finish()
-    }
-}
-
-impl Error for Lost {}

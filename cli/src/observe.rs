@@ -7,7 +7,10 @@ use std::{
 };
 
 use serde::Serialize;
-use watchlock::{FencingToken, election::Leader, operate::Events};
+use watchlock::{
+    FencingToken,
+    operate::{Events, HolderInfo},
+};
 
 use crate::{
     arguments::Observe,
@@ -24,7 +27,7 @@ use crate::{
 struct Change<'a> {
     at: String,
     election: &'a str,
-    leader: Option<&'a Leader>,
+    leader: Option<&'a HolderInfo>,
 }
 
 pub(crate) async fn observe(connection: &Connection, arguments: Observe) -> Outcome {
@@ -49,7 +52,7 @@ pub(crate) async fn observe(connection: &Connection, arguments: Observe) -> Outc
     }
 }
 
-async fn changes(mut leaders: Events<Option<Leader>>, mut printer: Printer<'_>) -> Outcome {
+async fn changes(mut leaders: Events<Option<HolderInfo>>, mut printer: Printer<'_>) -> Outcome {
     while let Some(leader) = leaders.next().await {
         printer.print(leader?.as_ref())?;
     }
@@ -78,7 +81,7 @@ impl<'a> Printer<'a> {
         })
     }
 
-    fn print(&mut self, leader: Option<&Leader>) -> io::Result<()> {
+    fn print(&mut self, leader: Option<&HolderInfo>) -> io::Result<()> {
         let Some(offset) = self.offset else {
             let (at, election) = (time(SystemTime::now()), self.election);
             return json::print_line(&Change { at, election, leader });
@@ -94,10 +97,10 @@ impl<'a> Printer<'a> {
         match leader {
             None => writeln!(out, "{at}  {name}  nobody leads")?,
             Some(leader) => {
-                let by = short(leader.label.as_deref(), &leader.host, leader.pid);
-                let value = match &leader.value[..] {
-                    "" => String::new(),
-                    value => format!(": {}", plain(value)),
+                let by = short(leader.owner.label.as_deref(), &leader.owner.host, leader.owner.pid);
+                let value = match leader.owner.value.as_deref() {
+                    None | Some("") => String::new(),
+                    Some(value) => format!(": {}", plain(value)),
                 };
                 writeln!(out, "{at}  {name}  led by {by}, token {}{value}", leader.token)?;
             }

@@ -36,6 +36,7 @@ pub use crate::input::InvalidInput;
 pub use server::{ServerError, ServerErrorKind};
 
 debug_as_message!(
+    Lost,
     KindMismatch,
     BuildError,
     AcquireError,

@@ -2,7 +2,7 @@
 
 mod candidacy;
 
-use std::{future::Future, marker::PhantomData, ops::ControlFlow, time::SystemTime};
+use std::{future::Future, marker::PhantomData, ops::ControlFlow};
 
 use super::{
     acquire::{Acquire, Wait, unless_lost},
@@ -19,7 +19,6 @@ use crate::{
     operate::events::{Events, Seen},
     protocol::{Kind, State},
     session::streams::observers::Scope,
-    token::FencingToken,
     world::{Async, World},
 };
 
@@ -47,9 +46,9 @@ pub use candidacy::Candidacy;
 ///
 /// let leadership = election.campaign("10.0.0.7:8080, starting").await?;
 /// let leader = leaders.next().await.expect("it goes on")?;
-/// assert_eq!(leader.expect("a leader").value, "10.0.0.7:8080, starting");
+/// assert_eq!(leader.expect("a leader").owner.value.as_deref(), Some("10.0.0.7:8080, starting"));
 /// leadership.proclaim("10.0.0.7:8080").await?;
-/// assert_eq!(election.leader().await?.expect("there is one").value, "10.0.0.7:8080");
+/// assert_eq!(election.leader().await?.expect("there is one").owner.value.as_deref(), Some("10.0.0.7:8080"));
 /// tokio::select! {
 ///     biased; // The loss first.
 ///     reason = leadership.lost() => println!("no longer the leader: {reason}"),
@@ -66,49 +65,21 @@ pub struct Election<W: World = Async> {
     of: PhantomData<fn() -> W>,
 }
 
-/// The present leader.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct Leader {
-    /// The value it proclaims.
-    pub value: String,
-    /// The fencing token of its leadership.
-    pub token: FencingToken,
-    /// When it was elected, by the server's clock.
-    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
-    pub since: SystemTime,
-    /// The host of the leader.
-    pub host: String,
-    /// The process id of the leader on its host.
-    pub pid: u32,
-    /// The label of the leader's client.
-    pub label: Option<String>,
-}
-
-impl Leader {
-    fn of(state: &State) -> Option<Self> {
-        let holder = state.holders.first().filter(|_| state.kind == Kind::Election)?;
-        let holder = HolderInfo::new(state, holder);
-        Some(Self {
-            value: holder.owner.value.unwrap_or_default(),
-            token: holder.token,
-            since: holder.since,
-            host: holder.owner.host,
-            pid: holder.owner.pid,
-            label: holder.owner.label,
-        })
-    }
+/// Returns the holder that leads.
+fn leader(state: &State) -> Option<HolderInfo> {
+    let holder = state.holders.first().filter(|_| state.kind == Kind::Election)?;
+    Some(HolderInfo::new(state, holder))
 }
 
 /// Follows the leaders of an election.
-fn leaders() -> impl FnMut(String, Seen) -> Vec<Option<Leader>> {
+fn leaders() -> impl FnMut(String, Seen) -> Vec<Option<HolderInfo>> {
     let mut past = None;
     move |_, seen| {
         // A document that is no lock has no leader.
-        let leader = seen.ok().flatten().and_then(|state| Leader::of(&state));
+        let leader = seen.ok().flatten().and_then(|state| leader(&state));
         // Renewals and queued candidates change nothing for an observer.
-        if past.replace(leader.clone()).as_ref() == Some(&leader) {
+        let present = leader.as_ref().map(|leader| (leader.token, leader.owner.value.clone()));
+        if past.replace(present.clone()).as_ref() == Some(&present) {
             return Vec::new();
         }
         vec![leader]
@@ -140,37 +111,24 @@ impl<W: World> Election<W> {
         Acquire::with(share, Options::unlimited())
     }
 
-    /// Returns the leader at this moment; `None` if there is none.
+    /// Returns the leader at this moment, whose `owner` has the value that it proclaims; `None` if there is none.
     ///
-    /// Cancel safe: it only reads. [`Election`] has an example.
-    ///
-    /// # Errors
-    ///
-    /// If the name is out of bounds or in use as something else, or the server can't be reached.
-    pub fn leader(&self) -> W::Call<impl Future<Output = Result<Option<Leader>, OperateError>>> {
+    /// Cancel safe: it only reads. An [`OperateError`] says why it failed. [`Election`] has an example.
+    pub fn leader(&self) -> W::Call<impl Future<Output = Result<Option<HolderInfo>, OperateError>>> {
         W::call(async move {
             check_name(&self.share.name)?;
             let state = self.share.newest::<OperateError>().await?;
-            Ok(state.as_ref().and_then(Leader::of))
+            Ok(state.as_ref().and_then(leader))
         })
     }
 
     /// Observes the leadership: the present leader first, then every change: another leader, another value, none.
     /// [`Election`] has an example.
     ///
-    /// The latest leader always arrives, even if the stream breaks: it is resumed where it broke. A leader or value
-    /// that lasted for less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped:
-    /// the server looks the document up when it reports a change of some of its fields.
-    ///
-    /// # Panics
-    ///
-    /// If the client was not used yet and this is called outside a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// The stream ends after an error that the server would repeat, and with the client's shutdown. While the server
-    /// can't be reached it waits.
-    pub fn observe(&self) -> Events<Option<Leader>, W> {
+    /// The latest leader always arrives, even if the stream breaks. A leader or value that lasted for less than a hop
+    /// (about a millisecond; while polling, the longest poll interval) may be skipped. All else is as for
+    /// [`LockClient::watch`](crate::LockClient::watch).
+    pub fn observe(&self) -> Events<Option<HolderInfo>, W> {
         let Share { session, name, .. } = &self.share;
         let place = check_name(name).map(|()| (session.clone(), Scope::One(name.to_string())));
         Events::new(place, leaders())
@@ -184,13 +142,8 @@ impl Election {
     /// If the leadership is lost, the future is dropped at its next await point. When the future completes, the leader
     /// resigns: after [`ControlFlow::Continue`] it campaigns again, after [`ControlFlow::Break`] it returns.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the present `lead` future, and resigns in the background.
+    /// Errors are those of an [`Acquire`]. Dropping the future drops the present `lead` future, and resigns in the
+    /// background.
     ///
     /// # Examples
     ///
@@ -232,32 +185,10 @@ impl Election {
 #[cfg(feature = "sync")]
 impl Election<Blocking> {
     /// Leads repeatedly: campaigns, does the work, resigns, and campaigns again after [`ControlFlow::Continue`];
-    /// returns after [`ControlFlow::Break`].
+    /// returns after [`ControlFlow::Break`]. Errors are those of an [`Acquire`].
     ///
     /// A thread can't be stopped from outside: if the leadership is lost, the work must notice it through its
     /// [`lost_reason`](View::lost_reason), and return. To lead alongside other work, run it on its own thread.
-    ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory().blocking();
-    /// use std::ops::ControlFlow;
-    ///
-    /// let mut jobs = vec!["backup", "report"];
-    /// let last = locks.election("scheduler").run("node 7", |leading| {
-    ///     while leading.is_held() {
-    ///         let Some(job) = jobs.pop() else { return ControlFlow::Break(leading.token()) };
-    ///         println!("{job}");
-    ///     }
-    ///     ControlFlow::Continue(())
-    /// })?;
-    /// # Ok(()) }
-    /// ```
     pub fn run<T>(
         &self,
         value: impl Into<String>,
@@ -284,15 +215,8 @@ impl<W: World> Held<Election, W> {
     /// the later value is there. At the server it also renews the leadership for a lease, on which this handle does not
     /// count.
     ///
-    /// # Errors
-    ///
-    /// [`HoldError::Lost`] if the leadership is lost. If the server had not answered by then, the value may be shown
-    /// all the same, and the lock stay taken for up to a lease more. [`HoldError::Server`] if the server refuses or
-    /// can't be reached.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the value may or may not be proclaimed.
+    /// [`HoldError::Lost`] if the leadership is lost. After that and other errors, or if the future is dropped, the
+    /// value may be proclaimed or not, and the lock stay taken for up to a lease more.
     pub fn proclaim(&self, value: impl Into<String>) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         let value = value.into();
         W::call(async move {

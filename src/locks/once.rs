@@ -37,17 +37,13 @@ pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 /// [`LockClient::once`](crate::LockClient::once).
 ///
 /// It is for jobs that a timer starts on several hosts at about the same time, such as cron. One of them does the job;
-/// the others learn that another run is in progress, or that the job is done, when and by which process.
+/// the others learn that another run is in progress, or that the job is done, when and by which process. All times are
+/// by the server's clock.
 ///
-/// # Periods
-///
-/// All times are by the server's clock, so the hosts' clocks need not agree.
-///
-/// - By default the periods are windows that follow on each other: with a period of an hour, from each full hour to the
-///   next, and with a day from midnight to midnight in UTC. A job counts for the window in which it *began*, however
-///   long it takes. A timer must fire [far from the boundary](crate::guide::jobs) of two windows:
-///   [`offset`](Self::offset) moves them.
-/// - With [`since_success`](Self::since_success), a period begins when the job is done.
+/// By default the periods are windows that follow on each other: with a period of an hour, from each full hour to the
+/// next, and with a day from midnight to midnight in UTC. A job counts for the window in which it *began*, however long
+/// it takes. A timer must fire [far from the boundary](crate::guide::jobs) of two windows: [`offset`](Self::offset)
+/// moves them. With [`since_success`](Self::since_success), a period begins when the job is done.
 ///
 /// # Guarantees
 ///
@@ -56,8 +52,6 @@ pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 ///   is that of a mutex.
 /// - A failed job leaves the period open, unless [failures count](Self::failures_count). A process that dies on the way
 ///   leaves it open too, once its lease is over. Either may have done a part of the job, so make it repeatable.
-///
-/// Tasks of one client that begin the job at once share one question to the server, and its answer.
 ///
 /// An operator opens the period again with [`break_lock`](crate::LockClient::break_lock).
 ///
@@ -94,7 +88,7 @@ pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 /// # async fn report(_: watchlock::FencingToken) -> Result<u32, std::io::Error> { Ok(12) }
 /// ```
 #[doc(alias("SchedulerLock", "ShedLock", "cron"))]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a job does nothing until it is begun or run"]
 pub struct Once<W: World = Async> {
     /// That of a mutex.
@@ -160,8 +154,8 @@ pub enum OnceOutcome<T, E> {
         /// The value that the work returned.
         output: T,
         /// Whether the server confirmed that the job is done for this period. If not, another process may do it once
-        /// more, and an event reports why; or a handle that [re-entered](crate::Acquire::reentrant) the lock has it still,
-        /// and the period is used up with its release.
+        /// more, and an event reports why; or a handle that [re-entered](crate::Acquire::reentrant) the lock has it
+        /// still.
         recorded: bool,
     },
     /// The work failed. The period is open, unless failures [count](Once::failures_count).
@@ -214,10 +208,9 @@ impl<W: World> Once<W> {
         &self.share.name
     }
 
-    /// Moves the windows: they begin `offset` after the multiples of the period. It must be shorter than the period.
-    ///
-    /// For a job that a timer starts at full hours: `once("job", hour).offset(hour / 2)`. The Unix epoch was a
-    /// Thursday, so weeks begin on Thursdays at midnight UTC; with an offset of four days, on Mondays.
+    /// Moves the windows: they begin `offset` after the multiples of the period, which must be longer; the first is the
+    /// Unix epoch, a Thursday at midnight UTC. `once("job", hour).offset(hour / 2)` is for a timer that fires at full
+    /// hours.
     pub fn offset(mut self, offset: Duration) -> Self {
         self.offset = Some(offset);
         self
@@ -254,14 +247,11 @@ impl<W: World> Once<W> {
         self
     }
 
-    /// Begins the job, unless it is done for this period or another run is in progress. It does not wait for that run.
-    ///
+    /// Begins the job, unless it is done for this period or another run is in progress, for which it does not wait.
     /// Cancel safe, like an [`Acquire`](crate::Acquire). [`Once`] has an example.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`]. A period shorter than a second or longer than 366 days is invalid, and so is an offset
-    /// that is not shorter than the period; nothing is sent then.
+    /// An [`AcquireError`] says why it failed. A period shorter than a second or longer than 366 days is invalid, and
+    /// so is an offset that is not shorter than the period.
     pub fn begin(&self) -> W::Call<impl Future<Output = Result<Turn<W>, AcquireError>>> {
         W::call(self.turn())
     }
@@ -324,17 +314,11 @@ impl<W: World> Once<W> {
 impl Once {
     /// Does the job, unless it is done for this period or another run is in progress. [`Once`] has an example.
     ///
-    /// The job is done if the future that `work` makes returns `Ok`. If the lock is lost, the future is dropped at its
-    /// next await point, and the period stays open.
+    /// The job is done if the future that `work` makes returns `Ok`; an `Err` of it is [`OnceOutcome::Failed`]. If the
+    /// lock is lost, the future is dropped at its next await point, and the period stays open.
     ///
-    /// # Errors
-    ///
-    /// Those of [`begin`](Self::begin), and [`AcquireError::Lost`] if the lock was lost on the way. An `Err` of the work
-    /// is [`OnceOutcome::Failed`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the work's future, and leaves the period open.
+    /// Errors are those of [`begin`](Self::begin), and [`AcquireError::Lost`] if the lock was lost on the way. Dropping
+    /// the future drops the work's future, and leaves the period open.
     pub async fn run<F, Fut, T, E>(&self, work: F) -> Result<OnceOutcome<T, E>, AcquireError>
     where
         F: FnOnce(View<Once>) -> Fut,
@@ -354,11 +338,7 @@ impl Once {
 impl Once<Blocking> {
     /// Does the job, as async code [does](Once::run); but a thread can't be stopped from outside. If the lock is lost
     /// the work goes on, unless it checks the [`lost_reason`](View::lost_reason) itself and returns, and its result is
-    /// dropped.
-    ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the period stays open.
+    /// dropped. If the work panics, the period stays open.
     pub fn run<T, E>(
         &self,
         work: impl FnOnce(View<Once, Blocking>) -> Result<T, E>,
@@ -392,19 +372,13 @@ impl<W: World> Held<Once, W> {
     /// Reports that the job is done: no process begins it before the period is over. [`Once`] has an example.
     ///
     /// Returns [`Released::Kept`]; [`Released::Released`] if the window in which the job began is over already, so that
-    /// it may begin for the present one; [`Released::WasLost`] if the lock was lost, so that another process may have
-    /// begun the job for this period; and [`Released::StillHeld`] if the lock was
-    /// [re-entered](crate::Acquire::reentrant), so that the period is used up with the release of its last handle.
+    /// it may begin for the present one; [`Released::WasLost`] if another process may have begun the job for this
+    /// period; and [`Released::StillHeld`] if the lock was [re-entered](crate::Acquire::reentrant), so that the period
+    /// is used up with the release of its last handle.
     ///
-    /// # Errors
-    ///
-    /// As for [`release`](Self::release). The report is repeated in the background for as long as the lease runs; if it
-    /// gets through in that time, the period is used up all the same.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped after it was polled, the report goes on in the background. If it was never polled, the
-    /// period stays open.
+    /// Errors are those of [`release`](Self::release): the report is repeated in the background for as long as the
+    /// lease runs. So it is if the future is dropped after it was polled; if it was never polled, the period stays
+    /// open.
     pub fn done(self) -> W::Call<impl Future<Output = Result<Released, HoldError>>> {
         W::call(self.report())
     }
@@ -414,16 +388,6 @@ impl<W: World> Held<Once, W> {
         let released = self.own.release().await?;
         // A client that was shut down has released it before, and nothing was recorded.
         Ok(if ours { released } else { Released::WasLost })
-    }
-}
-
-impl<W: World> fmt::Debug for Once<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Once")
-            .field("name", &self.share.name)
-            .field("period", &self.period)
-            .field("offset", &self.offset)
-            .finish_non_exhaustive()
     }
 }
 

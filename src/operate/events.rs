@@ -34,7 +34,7 @@ type Follow<T> = Box<dyn FnMut(String, Seen) -> Vec<T> + Send + Sync>;
 ///
 /// Those of one lock are `Events<LockEvent>`, from [`LockClient::watch`](crate::LockClient::watch). Those of all locks are
 /// `Events<(String, LockEvent)>`, each with the name of its lock, from
-/// [`LockClient::watch_all`](crate::LockClient::watch_all). The leaders of an election are `Events<Option<Leader>>`, from
+/// [`LockClient::watch_all`](crate::LockClient::watch_all). The leaders of an election are `Events<Option<HolderInfo>>`, from
 /// [`Election::observe`](crate::election::Election::observe).
 #[must_use = "it does nothing unless it is asked for the next event"]
 pub struct Events<T, W: World = Async> {
@@ -85,8 +85,8 @@ impl<T> Events<T> {
     /// Returns the next event; `None` when the stream has ended, as it does after an error that the server would
     /// repeat.
     ///
-    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate. Cancel safe: nothing is lost
-    /// when the future is dropped. [`LockClient::watch`](crate::LockClient::watch) has an example.
+    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate. Cancel safe: nothing is lost.
+    /// An example is at [`LockClient::watch`](crate::LockClient::watch).
     pub async fn next(&mut self) -> Option<Result<T, OperateError>> {
         std::future::poll_fn(|context| self.poll(context)).await
     }

@@ -2,12 +2,10 @@
 //! `sync`, which enables the driver's own feature of that name.
 //!
 //! It is the same API in another [world](crate::action::World), with [`Blocking`] for the last parameter of each type:
-//! `Mutex<Blocking>`, `DocumentLocks<Order, Blocking>`, `Held<Mutex, Blocking>`. All methods and guarantees are
-//! described there. Methods that return a future there return its output here. Actions that are awaited there have
-//! `run` here, as the actions of the driver's synchronous API have, and `run` with work is
-//! [`run_with`](crate::Acquire::run_with); streams are iterators. [`Held::into_async`](crate::Held::into_async) takes a
-//! handle into async code: writes under a [`fence`](crate::View::fence), for one, can only be awaited. Neither world
-//! has the calls of the other:
+//! `Mutex<Blocking>`, `Held<Mutex, Blocking>`. Methods that return a future there return its output here. Actions that
+//! are awaited there have `run` here, and `run` with work is [`run_with`](crate::Acquire::run_with); streams are
+//! iterators. [`Held::into_async`](crate::Held::into_async) takes a handle into async code: writes under a
+//! [`fence`](crate::View::fence), for one, can only be awaited. Neither world has the calls of the other:
 //!
 //! ```compile_fail,E0277
 //! # async fn example(locks: watchlock::LockClient<watchlock::sync::Blocking>) {
@@ -31,8 +29,7 @@
 //! # Connecting
 //!
 //! A [`LockClient`](crate::LockClient) is made from an async one, or from its builder, by `blocking()`. That takes the
-//! driver's `mongodb::Database`, as a `mongodb::sync::Database` gives no access to the connections beneath it. The
-//! other direction works: make one async client, and derive the synchronous one from it.
+//! driver's `mongodb::Database`, from whose client the synchronous one can be derived:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -64,7 +61,7 @@
 //! let mut leaders = election.observe();
 //! assert!(leaders.next().expect("it goes on")?.is_none());
 //! let leadership = election.campaign("10.0.0.7:8080").run()?;
-//! assert_eq!(leaders.next().expect("it goes on")?.expect("a leader").value, "10.0.0.7:8080");
+//! assert_eq!(leaders.next().expect("it goes on")?.expect("a leader").owner.value.as_deref(), Some("10.0.0.7:8080"));
 //! leadership.release()?;
 //!
 //! let ready = locks.latch("deploy-7/ready", 1);
@@ -88,14 +85,13 @@
 //!
 //! # In the background
 //!
-//! Two threads of the library's own runtime renew held locks, wake waiters, and carry out dropped releases, regardless
-//! of the program's threads. The first call starts them, and they end with the process: call
-//! [`LockClient::shutdown`](crate::LockClient::shutdown) before that, or do the work in a
-//! [`scope`](crate::LockClientBuilder::scope), which does so after an error or a panic too.
+//! Two threads of the library's own runtime renew held locks, wake waiters, and carry out dropped releases. The first
+//! call starts them, and they end with the process: call [`LockClient::shutdown`](crate::LockClient::shutdown) before
+//! that, or do the work in a [`scope`](crate::LockClientBuilder::scope).
 //!
-//! A forked process has none of these threads, and does not own the locks of its parent: every client and handle of the
-//! parent reports that at once ([`LostReason::Forked`](crate::LostReason::Forked)). The driver has its own threads,
-//! which are missing there as well: fork before the first call, or start the child as a separate program.
+//! A forked process has none of these threads, nor those of the driver, and does not own the locks of its parent: every
+//! client and handle of the parent reports that at once ([`LostReason::Forked`](crate::LostReason::Forked)). Fork
+//! before the first call, or start the child as a separate program.
 //!
 //! # Panics
 //!
@@ -133,10 +129,6 @@ impl World for Blocking {
 
 impl<T: Target> View<T, Blocking> {
     /// Blocks until it is lost, or `limit` is over: then it returns `None`, and it is still held.
-    ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn lost_within(&self, limit: Duration) -> Option<Lost> {
         Blocking::call(async { tokio::time::timeout(limit, self.ended()).await.ok() })
     }

@@ -287,7 +287,7 @@ cases! {
         eventually(PATIENCE, "its value", async || {
             let leader = scene.other.locks.election(name).leader().await.unwrap().unwrap();
             if struck || cut.polls == 0 {
-                assert_eq!(leader.value == "new", struck, "{cut:?}");
+                assert_eq!(leader.owner.value.as_deref() == Some("new"), struck, "{cut:?}");
             }
             true
         })
@@ -314,7 +314,7 @@ cases! {
         let struck = cut.strike(leaders.next()).await.is_some();
         leading.proclaim("second").await.unwrap();
         within(PATIENCE, "the news", async {
-            while leaders.next().await.unwrap().unwrap().is_none_or(|leader| leader.value != "second") {}
+            while leaders.next().await.unwrap().unwrap().is_none_or(|leader| leader.owner.value.as_deref() != Some("second")) {}
         })
         .await;
         struck
