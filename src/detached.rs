@@ -6,9 +6,8 @@ use crate::token::FencingToken;
 
 /// A hold that no client has: it stays taken until its lease is over, and nobody releases it by accident.
 ///
-/// Made by [`Held::detach`](crate::Held::detach), or by [`new`](Self::new) from what another program printed. With the
-/// feature `serde` it goes through a file, a cookie or a message. [`LockClient::attach`](crate::LockClient::attach) takes
-/// the hold up again, once.
+/// Made by [`Held::detach`](crate::Held::detach), or by [`new`](Self::new). With the feature `serde` it goes through a
+/// file, a cookie or a message. [`LockClient::attach`](crate::LockClient::attach) takes the hold up again, once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[must_use = "without it, the lock stays taken until its lease is over"]

@@ -323,8 +323,7 @@ impl OwnerInfo {
     }
 }
 
-/// One line: `billing (web-1, process 4711)`. Control characters are escaped: text written by others may contain
-/// anything, and is shown on terminals.
+/// One line: `billing (web-1, process 4711)`. Control characters are escaped: others may have written anything.
 impl fmt::Display for OwnerInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (host, pid) = (shown_in_a_line(&self.host), self.pid);

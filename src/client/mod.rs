@@ -220,8 +220,8 @@ impl<W: World> LockClient<W> {
 
     /// Returns a mutex: one holder at a time among all processes.
     ///
-    /// Any text of 1 to 1,024 bytes is a name, for locks of every kind, which share them: one name is one kind of lock.
-    /// Making a lock sends nothing; using it refuses other names, and numbers that are out of bounds.
+    /// Any text of 1 to 1,024 bytes is a name; one name is one kind of lock. Making a lock of any kind sends nothing;
+    /// using it refuses other names, and numbers that are out of bounds.
     pub fn mutex(&self, name: impl Into<String>) -> locks::Mutex<W> {
         locks::Mutex::new(self.share(name, Kind::Mutex, 1))
     }
@@ -265,7 +265,7 @@ impl<W: World> LockClient<W> {
     }
 
     /// Returns the name of this machine, as [`OwnerInfo::host`](crate::operate::OwnerInfo::host) shows it for this
-    /// client: together with the process id, by which a program recognizes itself.
+    /// client.
     pub fn host(&self) -> &str {
         &self.session.config.host
     }

@@ -412,7 +412,7 @@ impl<T: Target, W: World> View<T, W> {
     /// more of them must release, and when [permits are set](crate::locks::Semaphore::set_permits). A multi-lock is
     /// wanted when any part is. A document is wanted by those that `acquire` it; claims wait for none. The client is
     /// told by its change stream, or by the reads with which it looks after its holds (after half a second as a rule:
-    /// see [Scaling](crate::guide::scaling)).
+    /// see [Scaling](crate::guide::scaling)); behind more than 64 holders by reads alone.
     #[doc(alias("makeRevocable", "revocable", "yield"))]
     pub fn wanted(&self) -> W::Call<impl Future<Output = ()>> {
         W::call(any(self.holds().map(|part| part.wanted().boxed()).collect()))

@@ -36,7 +36,6 @@ const UPGRADEABLE: i64 = PERMITS / 2 + 1;
 ///   [upgradeable reader](Self::upgradeable_read) becomes a writer: [`Held::upgrade`](crate::Held::upgrade).
 /// - Readers of one client need the server for few of their reads while nobody waits to write: they
 ///   [share a hold](crate::guarantees#inside-a-process).
-/// - The lock of a reader or writer that died stays taken for the rest of its lease.
 ///
 /// Options, errors and cancel safety of its acquires and tries are those of an [`Acquire`].
 ///

@@ -23,7 +23,6 @@ use crate::{
 /// - No permit is granted beyond the number in force. Holders keep theirs when the number is lowered.
 /// - First come, first served, as with a [`Mutex`](crate::locks::Mutex): small requests do not starve a large one, as
 ///   they wait behind it even if there would be enough permits for them.
-/// - The permits of a holder that died stay taken for the rest of its lease.
 /// - A request for more permits than the number in force fails with
 ///   [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch).
 ///
