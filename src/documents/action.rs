@@ -31,17 +31,13 @@ use crate::{
     store::{Wanted, read_as},
     telemetry::Attempt,
     truncated_debug::Brief,
-    waitlist::{self, answers::TRY_FOR},
+    waitlist::answers::TRY_FOR,
     world::{Sealed, World},
 };
 
 impl<K: Item<Value: DeserializeOwned + Send + Sync + 'static> + 'static> CanAcquire for K {
-    async fn ask(
-        request: Self::Request,
-        options: Options,
-        patience: waitlist::Patience,
-    ) -> Result<Got<Self>, AcquireError> {
-        acquire_and_read(request, options, patience).await
+    async fn ask(request: Self::Request, options: Options) -> Result<Got<Self>, AcquireError> {
+        acquire_and_read(request, options).await
     }
 }
 
@@ -50,11 +46,10 @@ impl<K: Item<Value: DeserializeOwned + Send + Sync + 'static> + 'static> CanAcqu
 async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
     (locks, id): (ItemLocks<K>, Bson),
     options: Options,
-    patience: waitlist::Patience,
 ) -> Result<Got<K>, AcquireError> {
     let (session, name) = locks.place(&id)?;
     let timeout = options.timeout.filter(|timeout| !timeout.is_zero());
-    let is_try = patience == waitlist::Patience::Try;
+    let tries = options.tries;
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let array = locks.element.as_ref().map(|element| &*element.array);
     let missing = |name| match array.map(str::to_owned) {
@@ -62,13 +57,13 @@ async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
         Some(array) => AcquireError::NoElement { name, array },
     };
     let share = Share::one_of(1, session.clone(), LockName::new(name.clone()), Kind::Document);
-    let own = share.acquire(options, patience).await.map_err(|error| match error {
+    let own = share.acquire(options).await.map_err(|error| match error {
         AcquireError::NoDocument { name } => missing(name),
         error => error,
     })?;
     let (begun, reading) = (Instant::now(), session.fetch(&name));
     // A try has had its answer, however late: the reading has as long.
-    let found = match until.or(is_try.then(|| begun + TRY_FOR)) {
+    let found = match until.or(tries.then(|| begun + TRY_FOR)) {
         Some(until) => tokio::time::timeout_at(until, reading).await.ok(),
         None => Some(reading.await),
     };
@@ -195,13 +190,8 @@ impl<T, C: Count, P: Patience, W: World> Acquire<Claim<T, C>, P, W> {
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> CanAcquire for Claim<T, C> {
-    async fn ask(
-        request: Self,
-        options: Options,
-        patience: waitlist::Patience,
-    ) -> Result<C::Of<Got<Self>>, AcquireError> {
-        let timeout = options.timeout;
-        let tries = patience != waitlist::Patience::Wait;
+    async fn ask(request: Self, options: Options) -> Result<C::Of<Got<Self>>, AcquireError> {
+        let (timeout, tries) = (options.timeout, options.tries);
         let waits = !tries && timeout != Some(Duration::ZERO);
         let attempt = request.attempt(&options, waits)?;
         let name = format!("a document of {}", request.locks.collection);

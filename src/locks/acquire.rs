@@ -24,7 +24,6 @@ use crate::{
     },
     status::{Lost, LostReason},
     truncated_debug::Brief,
-    waitlist,
     world::{Async, Sealed, World},
 };
 
@@ -39,7 +38,6 @@ pub trait CanAcquire: Target<Request: Clone + Send + Sync + Unpin, Data: Send + 
     fn ask(
         request: Self::Request,
         options: Options,
-        patience: waitlist::Patience,
     ) -> impl Future<Output = Result<Of<Self, Got<Self>>, AcquireError>> + Send;
 }
 
@@ -61,9 +59,8 @@ impl<T: IsOne + CanAcquire, W: World> From<View<T, W>> for View<AnyLock, W> {
 pub trait Patience: Sealed + Unpin + 'static {
     /// The result of an acquire, whose handle is an `X`: that, or for a [`Try`] an `Option<X>`.
     type Given<X>;
-    /// The same for the core.
     #[doc(hidden)]
-    const PATIENCE: waitlist::Patience;
+    const TRIES: bool;
 
     #[doc(hidden)]
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<Self::Given<X>, AcquireError>;
@@ -87,7 +84,7 @@ impl Sealed for OrHeld {}
 
 impl Patience for Wait {
     type Given<X> = X;
-    const PATIENCE: waitlist::Patience = waitlist::Patience::Wait;
+    const TRIES: bool = false;
 
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<X, AcquireError> {
         acquired
@@ -96,7 +93,7 @@ impl Patience for Wait {
 
 impl Patience for Try {
     type Given<X> = Option<X>;
-    const PATIENCE: waitlist::Patience = waitlist::Patience::Try;
+    const TRIES: bool = true;
 
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<Option<X>, AcquireError> {
         match acquired {
@@ -108,7 +105,7 @@ impl Patience for Try {
 
 impl Patience for OrHeld {
     type Given<X> = X;
-    const PATIENCE: waitlist::Patience = waitlist::Patience::Try;
+    const TRIES: bool = true;
 
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<X, AcquireError> {
         acquired
@@ -126,24 +123,19 @@ type Handles<T, W> = Of<T, Held<<T as Target>::Held, W>>;
 
 type Running<T> = Pin<Box<dyn Future<Output = Result<Of<T, Got<T>>, AcquireError>> + Send>>;
 
-/// An acquire of a `T`: a mutex, a document, a leadership, and so on. Await it; in the blocking world, run it. Made by
-/// [`Mutex::acquire`](crate::locks::Mutex::acquire) and its like.
+/// An acquire of a `T`: a mutex, a document, a leadership, and so on. Await it; in the blocking world, run it.
 ///
 /// It gives a [`Held<T>`](crate::Held), or a list of them; as a try, an `Option` of that. Errors are those of
-/// [`AcquireError`].
-///
-/// An action has the options that its target can have: others don't compile. A table of them is in
-/// [Locks](crate::guide::locks#options-of-each-kind).
+/// [`AcquireError`]. It has the [options](crate::guide::locks#options-of-each-kind) that its target can have: others
+/// don't compile.
 ///
 /// # Cancel safety
 ///
 /// Cancel safe: if it is dropped, its queue position, or the lock if it was granted at that moment, is given back in
 /// the background. It takes its queue position when it is first polled; from then on options have no effect. A pinned
 /// acquire that is polled repeatedly keeps its queue position, also on its way into `run`; one that is made anew in
-/// each turn of a `select!` loop gives it up each time, so pin it before the loop. A clone begins anew. Like most
-/// futures, one that is done must not be polled or run again: that panics.
-///
-/// The compiler warns of one that is forgotten:
+/// each turn of a `select!` loop gives it up each time. A clone begins anew. Like most futures, one that is done must
+/// not be polled or run again: that panics. The compiler warns of one that is forgotten:
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -366,9 +358,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// Shares the hold of this client, if it has one already: the call then returns one more handle to the same hold
     /// without waiting for the lock.
     ///
-    /// All handles to a hold have the same token and terms, and are lost together; the last of them releases the lock.
-    /// **Any task** of this client that asks re-entrantly gets in next to the task that holds the lock, even while
-    /// others wait for it: to exclude tasks from one another, give each its own client.
+    /// All handles to a hold have the token, the terms and the reason of the first, and are lost together; the last of
+    /// them releases the lock. **Any task** of this client that asks re-entrantly gets in next to the task that holds
+    /// the lock, even while others wait for it: to exclude tasks from one another, give each its own client.
     ///
     /// Only holds of the same kind are shared: a reader gets in next to a reader, even though a writer waits, and a
     /// writer next to a writer. An upgradeable reader gets in next to one that has become a writer too. A plain reader
@@ -405,7 +397,7 @@ impl<T: CanAcquire, P: Patience, W: World> Acquire<T, P, W> {
     pub(crate) async fn held(self) -> Result<Handles<T, W>, AcquireError> {
         let acquired = match self.running.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(running) => running.await,
-            None => asked::<T>(self.request, self.options, P::PATIENCE).await,
+            None => asked::<T>(self.request, self.options, P::TRIES).await,
         };
         acquired.map(given::<T, W>)
     }
@@ -415,10 +407,11 @@ impl<T: CanAcquire, P: Patience, W: World> Acquire<T, P, W> {
 async fn asked<T: CanAcquire>(
     request: T::Request,
     mut options: Options,
-    patience: waitlist::Patience,
+    tries: bool,
 ) -> Result<Of<T, Got<T>>, AcquireError> {
+    options.tries = tries;
     let cancelled = options.cancelled.take();
-    let asking = T::ask(request, options, patience);
+    let asking = T::ask(request, options);
     match cancelled {
         None => asking.await,
         Some(cancelled) => tokio::select! {
@@ -440,8 +433,8 @@ impl<T: CanAcquire, P: Patience> Future for Acquire<T, P> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let running = this.running.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let running = running
-            .get_or_insert_with(|| Box::pin(asked::<T>(this.request.clone(), this.options.clone(), P::PATIENCE)));
+        let running =
+            running.get_or_insert_with(|| Box::pin(asked::<T>(this.request.clone(), this.options.clone(), P::TRIES)));
         let acquired = running.as_mut().poll(context);
         acquired.map(|acquired| P::given(acquired.map(given::<T, Async>)))
     }

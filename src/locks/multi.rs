@@ -29,7 +29,6 @@ use crate::{
     session::UserHandle,
     token::FencingToken,
     truncated_debug::Brief,
-    waitlist::Patience,
     world::{Async, Sealed, World},
 };
 
@@ -163,16 +162,16 @@ impl<W: World> MultiLock<W> {
 }
 
 impl CanAcquire for MultiLock {
-    async fn ask(parts: Vec<Share>, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
+    async fn ask(parts: Vec<Share>, options: Options) -> Result<Got<Self>, AcquireError> {
         check_names(parts.iter().map(|part| &*part.name))?;
         parts.iter().try_for_each(|part| part.check(&options))?;
-        let mut held = all(&parts, options, patience).await?;
+        let mut held = all(&parts, options).await?;
         Ok((held.remove(0), held))
     }
 }
 
 /// Acquires one part after the other, up to the timeout in all.
-async fn all(parts: &[Share], options: Options, patience: Patience) -> Result<Vec<OwnedHold>, AcquireError> {
+async fn all(parts: &[Share], options: Options) -> Result<Vec<OwnedHold>, AcquireError> {
     let timeout = options.timeout;
     // Zero means the same for each part as for a lock of its own.
     let deadline = timeout
@@ -182,7 +181,7 @@ async fn all(parts: &[Share], options: Options, patience: Patience) -> Result<Ve
     loop {
         // A part lost in the meantime must be acquired again, and no later part may be held then.
         if let Some(lost) = held.iter().position(|part| part.lost_reason().is_some()) {
-            if patience != Patience::Wait {
+            if options.tries {
                 // It may be free again. A try that began anew might never end.
                 return Err(AcquireError::unanswered(&parts[lost].name, timeout.unwrap_or_default()));
             }
@@ -200,7 +199,7 @@ async fn all(parts: &[Share], options: Options, patience: Patience) -> Result<Ve
             timeout: left.or(timeout),
             ..options.clone()
         };
-        let acquiring = part.clone().acquire(options, patience);
+        let acquiring = part.clone().acquire(options);
         tokio::select! {
             biased;
             () = any(held.iter().map(|part| part.lost().map(drop).boxed()).collect()) => {}

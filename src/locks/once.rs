@@ -26,7 +26,6 @@ use crate::{
     input::{at_least, below, check_duration},
     inspect::HolderInfo,
     protocol::KeptUntil,
-    waitlist::Patience,
     world::{Async, Sealed, World},
 };
 
@@ -193,6 +192,7 @@ impl<W: World> Once<W> {
             // The period counts from the grant, and a failed attempt must leave the lock to the next process that
             // tries.
             options: Options {
+                tries: true,
                 terms: Terms {
                     by_server: true,
                     ..Terms::default()
@@ -258,7 +258,7 @@ impl<W: World> Once<W> {
 
     async fn turn(&self) -> Result<Turn<W>, AcquireError> {
         self.check()?;
-        let contention = match self.share.clone().acquire(self.options.clone(), Patience::Try).await {
+        let contention = match self.share.clone().acquire(self.options.clone()).await {
             Ok(own) => return Ok(Turn::Ours(Held::new((own, self.kept())))),
             Err(AcquireError::Held { contention, .. }) => contention,
             Err(error) => return Err(error),

@@ -14,6 +14,8 @@ use crate::{
 /// The options of all acquires, as the user sets them.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// Whether it takes what is free at once, and does not wait.
+    pub(crate) tries: bool,
     pub(crate) timeout: Option<Duration>,
     pub(crate) reason: Option<String>,
     pub(crate) terms: Terms,

@@ -114,7 +114,7 @@ impl Share {
     }
 
     /// Acquires it. Where it is not free, and the request does not wait, the error is [`AcquireError::Held`].
-    pub(crate) async fn acquire(self, options: Options, patience: Patience) -> Result<OwnedHold, AcquireError> {
+    pub(crate) async fn acquire(self, options: Options) -> Result<OwnedHold, AcquireError> {
         self.check(&options)?;
         let Self {
             session,
@@ -128,18 +128,18 @@ impl Share {
         } = self;
         let reader = upgrades.map(|reader| OwnedHold::to_upgrade(&session, &reader, capacity - permits));
         let reader = reader.transpose()?;
-        let timeout = options.timeout;
-        let tries = patience != Patience::Wait;
+        let (timeout, tries) = (options.timeout, options.tries);
         // It asks, and does not wait.
         let asks_once = !tries && timeout == Some(Duration::ZERO);
+        let waits = !tries && !asks_once;
         let label = session.config.label(&name);
         let reason = options.reason.as_deref();
-        let attempt = Attempt::begin(Some(name.clone()), label, kind, permits, !tries && !asks_once, reason);
+        let attempt = Attempt::begin(Some(name.clone()), label, kind, permits, waits, reason);
         let wants = AcquireOptions {
             used: (kind, capacity),
             by,
             permits,
-            patience: if asks_once { Patience::Try } else { patience },
+            patience: if waits { Patience::Wait } else { Patience::Try },
             reentrant: options.reentrant,
             upgrades: reader.as_ref().map(|reader| reader.hold().id.clone()),
             terms: match &reader {

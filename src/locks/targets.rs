@@ -11,7 +11,6 @@ use super::{
 use crate::{
     error::AcquireError,
     handle::target::{CanIdle, CanReenter, IsLock, IsOne, One, Target},
-    waitlist::Patience,
     world::Sealed,
 };
 
@@ -40,8 +39,8 @@ macro_rules! targets {
         }
 
         impl CanAcquire for $name {
-            async fn ask(share: Share, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
-                Ok((share.acquire(options, patience).await?, ()))
+            async fn ask(share: Share, options: Options) -> Result<Got<Self>, AcquireError> {
+                Ok((share.acquire(options).await?, ()))
             }
         }
     )*};

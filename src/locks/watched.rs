@@ -12,7 +12,6 @@ use crate::{
     locks::{options::Options, request::Share},
     protocol::State,
     session::streams::{Observations, observers::Scope},
-    waitlist::Patience,
 };
 
 /// Time for which a place stays taken if nobody says otherwise.
@@ -29,7 +28,7 @@ pub(super) fn check(share: &Share, of: &str, most: usize) -> Result<(), InvalidI
 /// as long as the others are awaited.
 pub(super) fn take(share: &Share, value: Option<String>) -> BoxFuture<'static, Result<OwnedHold, AcquireError>> {
     let share = Share { value, ..share.clone() };
-    Box::pin(share.acquire(Options::unlimited(), Patience::Wait))
+    Box::pin(share.acquire(Options::unlimited()))
 }
 
 /// The states of the document one after the other, without entries whose time is over. A majority has each of them, so
