@@ -22,9 +22,9 @@ pub(super) const SECTION: &str = "fail-over";
 /// Clients that contend.
 const CLIENTS: usize = 4;
 
-/// Time for which they do, and the time from its begin to the step-down.
-const LOAD: Duration = Duration::from_secs(15);
+/// Time for which they do before the step-down, and once a write is confirmed after it.
 const BEFORE: Duration = Duration::from_secs(2);
+const AFTER: Duration = Duration::from_secs(3);
 
 /// Seconds for which the old primary does not stand for election again.
 const AWAY: u32 = 30;
@@ -40,7 +40,7 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, seed: u64, checks: &mu
     let members = hello.get_array("hosts").map_or(0, Vec::len);
     if !hello.contains_key("setName") || members < 2 {
         let why = "the server is no replica set with another member to take over";
-        checks.push(Check::skipped(SECTION, WHOLE, why));
+        checks.push(Check::skipped(WHOLE, why));
         return Ok(());
     }
     let held = ground.client().await?.mutex("held through it").acquire().await?;
@@ -48,16 +48,13 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, seed: u64, checks: &mu
     for _ in 0..CLIENTS {
         clients.push(ground.client().await?);
     }
-    let contending = exclusion::contend(ground, pace, &clients, Contest::FailOver, seed, LOAD);
     let stepping = async {
         sleep(BEFORE).await;
-        step_down(ground).await
+        let stepped = step_down(ground).await;
+        sleep(AFTER).await;
+        stepped
     };
-    let (contended, stepped) = futures::join!(contending, stepping);
-    let contended = Check {
-        section: SECTION,
-        ..contended?
-    };
+    let (contended, stepped) = exclusion::contend(ground, pace, &clients, Contest::FailOver, seed, stepping).await?;
     let is_broken = contended.verdict == Verdict::Broken;
     if is_broken {
         checks.push(contended.clone());
@@ -65,21 +62,21 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, seed: u64, checks: &mu
     let outage = match stepped? {
         Ok(outage) => outage,
         Err(why) => {
-            checks.push(Check::skipped(SECTION, WHOLE, why));
+            checks.push(Check::skipped(WHOLE, why));
             return Ok(());
         }
     };
     let name = "step-down";
     let Some(outage) = outage else {
         let found = format!("no write was confirmed for {} after it", span_of(ELECTED));
-        checks.push(Check::broken(SECTION, name, found));
+        checks.push(Check::broken(name, found));
         return Ok(());
     };
     let now = answer(ground, doc! { "hello": 1 }).await?;
     let of = |hello: &Document| hello.get_str("primary").unwrap_or("nobody").to_owned();
     if of(&hello) == of(&now) {
         let found = format!("{} is the primary as before: no fail-over was seen", of(&now));
-        checks.push(Check::inconclusive(SECTION, name, found));
+        checks.push(Check::inconclusive(name, found));
         return Ok(());
     }
     let found = format!(
@@ -88,19 +85,15 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, seed: u64, checks: &mu
         of(&now),
         millis(outage)
     );
-    checks.push(Check::noted(SECTION, name, found));
+    checks.push(Check::noted(name, found));
     if !is_broken {
         checks.push(contended);
     }
     let name = "a lock held through it";
     checks.push(match (held.is_held(), outage < OUTLASTED) {
-        (true, _) => Check::kept(SECTION, name, "it is still held, under the same token"),
-        (false, true) => Check::broken(
-            SECTION,
-            name,
-            "it was lost, although the outage was shorter than its lease",
-        ),
-        (false, false) => Check::inconclusive(SECTION, name, "it was lost, and the outage was as long as a lease"),
+        (true, _) => Check::kept(name, "it is still held, under the same token"),
+        (false, true) => Check::broken(name, "it was lost, although the outage was shorter than its lease"),
+        (false, false) => Check::inconclusive(name, "it was lost, and the outage was as long as a lease"),
     });
     Ok(())
 }

@@ -38,7 +38,7 @@ impl Purged {
     pub(super) async fn check(self, ground: &Ground<'_>, until: Instant) -> Result<Check, Failure> {
         let name = "TTL index";
         if let Some(why) = ground.lacks("createIndex") {
-            return Ok(Check::skipped(SECTION, name, why));
+            return Ok(Check::skipped(name, why));
         }
         loop {
             let documents = ground.locks();
@@ -46,14 +46,13 @@ impl Purged {
             let took = span_of(self.since.elapsed());
             if found.is_none() {
                 return Ok(Check::kept(
-                    SECTION,
                     name,
                     format!("the server removed an old lock within {took}"),
                 ));
             }
             if Instant::now() >= until {
                 let why = format!("not seen within {took}: the server looks once a minute, so give it --seconds 90");
-                return Ok(Check::skipped(SECTION, name, why));
+                return Ok(Check::skipped(name, why));
             }
             sleep(Duration::from_millis(500)).await;
         }
@@ -87,10 +86,8 @@ async fn fence(ground: &Ground<'_>, first: &LockClient, second: &LockClient) -> 
     let by_earlier = write(earlier.fence(), "earlier").await;
     drop(later.release().await);
     Ok(match (by_later, by_earlier) {
-        (Ok(_), Err(FenceError::Fenced { .. })) => {
-            Check::kept(SECTION, name, "refused, after one under a larger token")
-        }
-        (later, earlier) => Check::broken(SECTION, name, "a fence did not tell two holders apart")
+        (Ok(_), Err(FenceError::Fenced { .. })) => Check::kept(name, "refused, after one under a larger token"),
+        (later, earlier) => Check::broken(name, "a fence did not tell two holders apart")
             .with(format!("later: {later:?}\nearlier: {earlier:?}")),
     })
 }
@@ -117,7 +114,7 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
         let change = written.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } });
         if let Err(error) = change.session(&mut session).await {
             let why = format!("this server has no transactions: {}", Failure::driver(&error).message());
-            return Ok(Check::skipped(SECTION, name, why));
+            return Ok(Check::skipped(name, why));
         }
         if is_lost {
             second.break_lock("guard").await?;
@@ -136,17 +133,9 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
     let n = found.and_then(|found| found.get_i32("n").ok());
     let is_right = matches!(&committed[..], [(Ok(()), Ok(())), (Err(_), _)]) && n == Some(1);
     Ok(if is_right {
-        Check::kept(
-            SECTION,
-            name,
-            "committed while the lock was held, and not after it was broken",
-        )
+        Check::kept(name, "committed while the lock was held, and not after it was broken")
     } else {
-        Check::broken(
-            SECTION,
-            name,
-            "a guard did not decide whether a transaction is committed",
-        )
-        .with(format!("{committed:?}\nthe number is {n:?}"))
+        Check::broken(name, "a guard did not decide whether a transaction is committed")
+            .with(format!("{committed:?}\nthe number is {n:?}"))
     })
 }

@@ -33,7 +33,7 @@ use crate::{
 };
 
 use pace::Pace;
-use report::{Check, Report, Verdict};
+use report::{Check, Placed, Report, Verdict};
 
 pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcome {
     let begun = Instant::now();
@@ -59,13 +59,13 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
         Ok(Ok(())) => {}
         Ok(Err(signal)) => return Ok(exit::ended_by(signal)),
         // What was found before stays true.
-        Err(failure) if checks.iter().any(|check| check.verdict == Verdict::Broken) => {
-            checks.push(Check::inconclusive("run", WHOLE, failure.message()));
+        Err(failure) if checks.iter().any(|placed| placed.check.verdict == Verdict::Broken) => {
+            checks.push(Check::inconclusive(WHOLE, failure.message()).of("run"));
         }
         Err(failure) => return Err(failure),
     }
     if fails_over && !run.steps_down {
-        checks.push(Check::skipped(fail_over::SECTION, WHOLE, "nobody said yes"));
+        checks.push(Check::skipped(WHOLE, "nobody said yes").of(fail_over::SECTION));
     }
     let report = Report::new(run.seed, begun.elapsed().as_secs_f64(), checks);
     let written = match arguments.output.json {
@@ -129,20 +129,17 @@ impl Run {
     }
 
     /// Runs the sections, the longest for as long as there is time.
-    async fn look(&self, ground: &Ground<'_>, all: &mut Vec<Check>) -> Result<(), Failure> {
+    async fn look(&self, ground: &Ground<'_>, all: &mut Vec<Placed>) -> Result<(), Failure> {
         let alive = ground.begin().await?;
         let pace = Pace::watch(ground.collection("pace"), self.patience);
         let purged = fences::purge(ground).await?;
         self.section(server::SECTION, &pace, all, async |all| server::run(ground, all).await)
             .await?;
-        all.push(match &alive {
-            Ok(held) => Check::kept(
-                server::SECTION,
-                "a lock",
-                format!("granted under the token {}", held.token()),
-            ),
-            Err(failure) => Check::broken(server::SECTION, "a lock", failure.message()),
-        });
+        let granted = match &alive {
+            Ok(held) => Check::kept("a lock", format!("granted under the token {}", held.token())),
+            Err(failure) => Check::broken("a lock", failure.message()),
+        };
+        all.push(granted.of(server::SECTION));
         let drawn = (self.seed, self.left() / 4);
         self.section(protocol::SECTION, &pace, all, async |all| {
             protocol::run(ground, drawn, all).await
@@ -168,12 +165,12 @@ impl Run {
                 .await?;
         } else {
             for name in [exclusion::SECTION, wakeups::SECTION, fences::SECTION] {
-                all.push(Check::skipped(name, WHOLE, "no lock is granted"));
+                all.push(Check::skipped(WHOLE, "no lock is granted").of(name));
             }
         }
         if self.asks_for(fences::SECTION) {
             // As long as there is time.
-            all.push(purged.check(ground, self.end).await?);
+            all.push(purged.check(ground, self.end).await?.of(fences::SECTION));
         }
         Ok(())
     }
@@ -184,22 +181,26 @@ impl Run {
         &self,
         name: &'static str,
         pace: &Pace,
-        checks: &mut Vec<Check>,
+        all: &mut Vec<Placed>,
         run: impl AsyncFnOnce(&mut Vec<Check>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         if !self.asks_for(name) {
-            checks.push(Check::skipped(name, WHOLE, "not asked for"));
+            all.push(Check::skipped(WHOLE, "not asked for").of(name));
             return Ok(());
         }
         messages::say(&format!("verifying: {name} ..."));
         pace.begin();
-        match timeout(self.left() + self.patience, run(checks)).await {
+        let mut checks = Vec::new();
+        let ended = timeout(self.left() + self.patience, run(&mut checks)).await;
+        all.extend(checks.into_iter().map(|check| check.of(name)));
+        let problem = match ended {
             Ok(Err(failure)) if failure.ends_a_run() => return Err(failure),
-            Ok(Err(failure)) => checks.push(Check::broken(name, WHOLE, failure.message())),
-            Ok(Ok(())) => {}
+            Ok(Err(failure)) => Check::broken(WHOLE, failure.message()),
+            Ok(Ok(())) => return Ok(()),
             // The longest has five contests.
-            Err(_) => checks.push(pace.late(name, WHOLE, (self.patience, 2_000), "it does not end".to_owned())),
-        }
+            Err(_) => pace.late(WHOLE, (self.patience, 2_000), "it does not end".to_owned()),
+        };
+        all.push(problem.of(name));
         Ok(())
     }
 }

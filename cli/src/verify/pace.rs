@@ -86,19 +86,13 @@ impl Pace {
 
     /// Judges what did not come within a limit, for which it takes at most so many commands, one after the other: a
     /// promise is broken if the server was quick enough for all of them, and nothing is known otherwise.
-    pub(super) fn late(
-        &self,
-        section: &'static str,
-        name: &'static str,
-        (limit, commands): (Duration, u32),
-        found: String,
-    ) -> Check {
+    pub(super) fn late(&self, name: &'static str, (limit, commands): (Duration, u32), found: String) -> Check {
         let slowest = self.noted.lock().unwrap_or_else(PoisonError::into_inner).slowest();
         if slowest <= limit / commands {
-            return Check::broken(section, name, found);
+            return Check::broken(name, found);
         }
         let found = format!("{found}; but a write took up to {}", span_of(slowest));
-        Check::inconclusive(section, name, found)
+        Check::inconclusive(name, found)
     }
 }
 
@@ -117,7 +111,7 @@ mod tests {
             noted: Arc::new(Mutex::new(noted)),
             asking: tokio::spawn(async {}),
         };
-        let late = |commands| pace.late("", "", (Duration::from_secs(30), commands), String::new());
+        let late = |commands| pace.late("", (Duration::from_secs(30), commands), String::new());
         assert_eq!(late(150).verdict, Verdict::Broken);
         let late = late(151);
         assert_eq!(late.verdict, Verdict::Inconclusive);

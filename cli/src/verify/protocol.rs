@@ -70,10 +70,8 @@ pub(super) async fn run(
         }
         let count = seeds.end - seeds.start;
         checks.push(match mismatch {
-            None => Check::kept(SECTION, name, format!("{count} sequences of {STEPS} steps, to the bit")),
-            Some(evidence) => {
-                Check::broken(SECTION, name, "the server does not do what the protocol says").with(evidence)
-            }
+            None => Check::kept(name, format!("{count} sequences of {STEPS} steps, to the bit")),
+            Some(evidence) => Check::broken(name, "the server does not do what the protocol says").with(evidence),
         });
     }
     Ok(())

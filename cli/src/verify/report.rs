@@ -13,10 +13,17 @@ use crate::{
     text::{self, plain},
 };
 
-/// One check, and its result. The names are part of the `--json` interface.
+/// A check of a section. The names are part of the `--json` interface.
+#[derive(Debug, Serialize)]
+pub(crate) struct Placed {
+    pub(crate) section: &'static str,
+    #[serde(flatten)]
+    pub(crate) check: Check,
+}
+
+/// One check, and its result.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Check {
-    pub(crate) section: &'static str,
     pub(crate) name: String,
     pub(crate) verdict: Verdict,
     /// Numbers and reasons, in a line.
@@ -52,9 +59,8 @@ impl Verdict {
 }
 
 impl Check {
-    fn new(section: &'static str, name: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
+    fn new(name: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
         Self {
-            section,
             name: name.into(),
             verdict,
             found: found.into(),
@@ -62,24 +68,28 @@ impl Check {
         }
     }
 
-    pub(crate) fn noted(section: &'static str, name: impl Into<String>, found: impl Into<String>) -> Self {
-        Self::new(section, name, Verdict::Noted, found)
+    pub(crate) fn noted(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Verdict::Noted, found)
     }
 
-    pub(crate) fn kept(section: &'static str, name: impl Into<String>, found: impl Into<String>) -> Self {
-        Self::new(section, name, Verdict::Kept, found)
+    pub(crate) fn kept(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Verdict::Kept, found)
     }
 
-    pub(crate) fn broken(section: &'static str, name: impl Into<String>, found: impl Into<String>) -> Self {
-        Self::new(section, name, Verdict::Broken, found)
+    pub(crate) fn broken(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Verdict::Broken, found)
     }
 
-    pub(crate) fn skipped(section: &'static str, name: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::new(section, name, Verdict::Skipped, why)
+    pub(crate) fn skipped(name: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::new(name, Verdict::Skipped, why)
     }
 
-    pub(crate) fn inconclusive(section: &'static str, name: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::new(section, name, Verdict::Inconclusive, why)
+    pub(crate) fn inconclusive(name: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::new(name, Verdict::Inconclusive, why)
+    }
+
+    pub(crate) fn of(self, section: &'static str) -> Placed {
+        Placed { section, check: self }
     }
 
     pub(crate) fn with(self, evidence: impl Into<String>) -> Self {
@@ -101,15 +111,15 @@ pub(crate) struct Report {
     pub(crate) watchlock: &'static str,
     pub(crate) seed: u64,
     pub(crate) seconds: f64,
-    pub(crate) checks: Vec<Check>,
+    pub(crate) checks: Vec<Placed>,
 }
 
 impl Report {
-    pub(crate) fn new(seed: u64, seconds: f64, checks: Vec<Check>) -> Self {
+    pub(crate) fn new(seed: u64, seconds: f64, checks: Vec<Placed>) -> Self {
         Self {
             kept: !checks
                 .iter()
-                .any(|check| matches!(check.verdict, Verdict::Broken | Verdict::Inconclusive)),
+                .any(|placed| matches!(placed.check.verdict, Verdict::Broken | Verdict::Inconclusive)),
             watchlock: env!("CARGO_PKG_VERSION"),
             seed,
             seconds,
@@ -127,7 +137,10 @@ impl Report {
     }
 
     fn count(&self, verdict: Verdict) -> usize {
-        self.checks.iter().filter(|check| check.verdict == verdict).count()
+        self.checks
+            .iter()
+            .filter(|placed| placed.check.verdict == verdict)
+            .count()
     }
 
     /// Says the outcome in a line.
@@ -152,13 +165,12 @@ impl Report {
 
     /// Writes it for a terminal.
     pub(crate) fn text(&self) -> String {
-        let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
-        let words = self.checks.iter().map(|check| check.verdict.word().len());
-        let word_width = words.max().unwrap_or(0);
-        let (mut text, mut section) = (String::new(), "");
-        for check in &self.checks {
-            if check.section != section {
-                section = check.section;
+        let checks = || self.checks.iter().map(|placed| &placed.check);
+        let width = checks().map(|check| check.name.len()).max().unwrap_or(0);
+        let word_width = checks().map(|check| check.verdict.word().len()).max().unwrap_or(0);
+        let (mut text, mut present) = (String::new(), "");
+        for Placed { section, check } in &self.checks {
+            if std::mem::replace(&mut present, section) != *section {
                 let _ = writeln!(text, "{section}");
             }
             let (name, word, found) = (plain(&check.name), check.verdict.word(), plain(&check.found));
@@ -190,18 +202,17 @@ impl Report {
         ] {
             let _ = writeln!(page, "- {name}: {}", self.count(verdict));
         }
-        let mut section = "";
-        for check in &self.checks {
-            if check.section != section {
-                section = check.section;
+        let mut present = "";
+        for Placed { section, check } in &self.checks {
+            if std::mem::replace(&mut present, section) != *section {
                 let _ = writeln!(page, "\n## {section}\n\n| check | verdict | found |\n|---|---|---|");
             }
             let (name, found) = (cell(&check.name), cell(&check.found));
             let _ = writeln!(page, "| {name} | {} | {found} |", check.verdict.word());
         }
-        for check in &self.checks {
+        for Placed { section, check } in &self.checks {
             if let Some(evidence) = &check.evidence {
-                let _ = writeln!(page, "\n## Evidence: {}, {}\n", check.section, cell(&check.name));
+                let _ = writeln!(page, "\n## Evidence: {section}, {}\n", cell(&check.name));
                 for line in evidence.lines() {
                     let _ = writeln!(page, "    {}", plain(line));
                 }
@@ -225,50 +236,34 @@ fn cell(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn page(report: &Report) -> String {
-        report.page(SystemTime::UNIX_EPOCH)
-    }
-
     #[test]
     fn what_was_skipped_is_never_counted_as_kept() {
-        let checks = vec![
-            Check::noted("server", "version", "MongoDB 6.0.5"),
-            Check::kept("exclusion", "mutex", "10 holds"),
-            Check::skipped("fences", "TTL", "no | time"),
-        ];
-        let report = Report::new(1, 2.0, checks.clone());
-        assert!(report.kept);
+        let with = |last: Check| {
+            let checks = [
+                Check::noted("version", "MongoDB 6.0.5").of("server"),
+                Check::kept("mutex", "10 holds").of("exclusion"),
+                Check::skipped("TTL", "no | time").of("fences"),
+                last.of("wake-ups"),
+            ];
+            Report::new(1, 2.0, checks.into())
+        };
+        let report = with(Check::noted("mode", "polling"));
+        assert!(report.kept && report.text().contains("1 promises of 1 kept, 1 not checked, in 2 s"));
+        let page = report.page(SystemTime::UNIX_EPOCH);
+        for part in [
+            "| TTL | skipped | no \\| time |",
+            "- day: 1970-01-01\n- seed: 1\n- seconds: 2\n- kept: 1\n- broken: 0\n",
+        ] {
+            assert!(page.contains(part), "{page}");
+        }
+        let slow = with(Check::inconclusive("expiry", "late"));
+        assert!(!slow.kept && slow.code() == ExitCode::from(INCONCLUSIVE));
         assert!(
-            report.text().contains("1 promises of 1 kept, 1 not checked, in 2 s"),
-            "{}",
-            report.text()
-        );
-        assert!(
-            page(&report).contains("| TTL | skipped | no \\| time |"),
-            "{}",
-            page(&report)
-        );
-        assert!(
-            page(&report).contains("- day: 1970-01-01\n- seed: 1\n- seconds: 2\n- kept: 1\n- broken: 0\n"),
-            "{}",
-            page(&report)
-        );
-        let slow = checks
-            .clone()
-            .into_iter()
-            .chain([Check::inconclusive("wake-ups", "expiry", "late")]);
-        let report = Report::new(1, 2.0, slow.collect());
-        assert!(!report.kept && report.code() == ExitCode::from(INCONCLUSIVE));
-        assert!(
-            report
-                .text()
+            slow.text()
                 .contains("1 promises of 1 kept, 1 not checked, 1 inconclusive")
         );
-        let broken = checks
-            .into_iter()
-            .chain([Check::broken("wake-ups", "expiry", "late").with("a\nb")]);
-        let report = Report::new(1, 2.0, broken.collect());
-        assert!(!report.kept);
-        assert!(report.text().contains("1 promises of 2 BROKEN") && report.text().contains("    | b"));
+        let broken = with(Check::broken("expiry", "late").with("a\nb"));
+        assert!(!broken.kept && broken.code() == ExitCode::FAILURE);
+        assert!(broken.text().contains("1 promises of 2 BROKEN") && broken.text().contains("    | b"));
     }
 }

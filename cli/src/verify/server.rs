@@ -44,7 +44,7 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
         Err(_) => None,
     };
     let hides = hello.as_ref().is_ok_and(hides_its_set);
-    checks.extend(hides.then(|| Check::broken(SECTION, "answers", HIDES_ITS_SET)));
+    checks.extend(hides.then(|| Check::broken("answers", HIDES_ITS_SET)));
     checks.push(fact("topology", hello, |hello| {
         Some(match (hello.get_str("setName"), hello.get_str("msg")) {
             (Ok(set), _) => {
@@ -95,10 +95,10 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
     checks.extend(clocks.map(|clocks| {
         let (name, found) = ("member clocks", clocks.found);
         match clocks.status {
-            doctor::Status::Ok => Check::kept(SECTION, name, found),
-            doctor::Status::Problem => Check::broken(SECTION, name, found),
+            doctor::Status::Ok => Check::kept(name, found),
+            doctor::Status::Problem => Check::broken(name, found),
             // Some members did not answer, or may not be asked.
-            doctor::Status::Warning | doctor::Status::Unknown => Check::skipped(SECTION, name, found),
+            doctor::Status::Warning | doctor::Status::Unknown => Check::skipped(name, found),
         }
     }));
     Ok(())
@@ -121,20 +121,16 @@ fn fact(name: &str, answer: Result<Document, Error>, told: impl FnOnce(&Document
         Ok(answer) => told(&answer).unwrap_or_else(|| "the server does not say".to_owned()),
         Err(error) => format!("not visible: {}", Failure::driver(&error).message()),
     };
-    Check::noted(SECTION, name, found)
+    Check::noted(name, found)
 }
 
 /// Checks that what a majority confirms is on its disks.
 fn majority(config: &Result<Document, Error>) -> Check {
     let name = "journal";
     match config {
-        Ok(answer) if forgets(answer) => Check::broken(SECTION, name, FORGETS),
-        Ok(_) => Check::kept(SECTION, name, "what a majority confirms is on its disks"),
-        Err(error) => Check::skipped(
-            SECTION,
-            name,
-            format!("not visible: {}", Failure::driver(error).message()),
-        ),
+        Ok(answer) if forgets(answer) => Check::broken(name, FORGETS),
+        Ok(_) => Check::kept(name, "what a majority confirms is on its disks"),
+        Err(error) => Check::skipped(name, format!("not visible: {}", Failure::driver(error).message())),
     }
 }
 
@@ -154,7 +150,7 @@ async fn latency(ground: &Ground<'_>) -> Result<Check, Failure> {
         pings.median(),
         writes.median()
     );
-    Ok(Check::noted(SECTION, "latency", found))
+    Ok(Check::noted("latency", found))
 }
 
 /// Checks the clock that ends leases: `$$NOW` rises from command to command, is the same within one, and is the one
@@ -182,7 +178,7 @@ async fn clock(ground: &Ground<'_>) -> Result<Check, Failure> {
         let shown = of(&before, "localTime").zip(of(&after, "localTime"));
         let (Some(a), Some(b), Some((from, to))) = (of(&read, "a"), of(&read, "b"), shown) else {
             let found = "the server writes no time for `$$NOW`, or tells none: leases have no end";
-            return Ok(Check::broken(SECTION, name, found).with(format!("{read}\n{after}")));
+            return Ok(Check::broken(name, found).with(format!("{read}\n{after}")));
         };
         let millis = a.timestamp_millis();
         let problem = if a != b {
@@ -199,12 +195,12 @@ async fn clock(ground: &Ground<'_>) -> Result<Check, Failure> {
             None
         };
         if let Some(problem) = problem {
-            return Ok(Check::broken(SECTION, name, problem));
+            return Ok(Check::broken(name, problem));
         }
         last = Some(a);
         // Longer than the resolution of the clock.
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
     let found = format!("`$$NOW` rises, is one in each command, and is the server's time (in {READINGS} commands)");
-    Ok(Check::kept(SECTION, name, found))
+    Ok(Check::kept(name, found))
 }

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures::TryStreamExt as _;
 use mongodb::{
     bson::{Document, doc},
     error::Error,
@@ -54,13 +55,9 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, checks: &mut Vec<Check
     let is_sharded = hello.contains_key("msg");
     let is_standalone = !hello.contains_key("setName") && !is_sharded;
     let missing = |name, why: String| match (is_standalone, ground.lacks("changeStream")) {
-        (true, _) => Check::skipped(
-            SECTION,
-            name,
-            format!("a standalone server has no change streams: {why}"),
-        ),
-        (_, Some(lacking)) => Check::skipped(SECTION, name, lacking),
-        _ => Check::broken(SECTION, name, why),
+        (true, _) => Check::skipped(name, format!("a standalone server has no change streams: {why}")),
+        (_, Some(lacking)) => Check::skipped(name, lacking),
+        _ => Check::broken(name, why),
     };
     checks.push(match hop(ground).await? {
         Ok(hop) => raw_hop(pace, hop, is_sharded).await?,
@@ -74,7 +71,7 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, checks: &mut Vec<Check
     let mode = waiter.wake_mode();
     checks.push(match mode {
         WakeMode::Polling { .. } => missing("streams", format!("waiters poll: {mode:?}")),
-        _ => Check::kept(SECTION, "streams", format!("{mode:?}")),
+        _ => Check::kept("streams", format!("{mode:?}")),
     });
     for loss in [Loss::Broken, Loss::Deleted, Loss::Overwritten] {
         checks.push(lost(ground, pace, &holder, &waiter, loss).await?);
@@ -108,14 +105,14 @@ async fn raw_hop(pace: &Pace, mut hop: Hop, is_sharded: bool) -> Result<Check, F
         let Some((next, latency)) = hopped(hop).await? else {
             let found = format!("no event within {}", span_of(RAW));
             return Ok(match is_sharded {
-                true => Check::inconclusive(SECTION, RAW_HOP, format!("{found}; it may wait for an idle shard")),
-                false => pace.late(SECTION, RAW_HOP, (RAW, 10), found),
+                true => Check::inconclusive(RAW_HOP, format!("{found}; it may wait for an idle shard")),
+                false => pace.late(RAW_HOP, (RAW, 10), found),
             });
         };
         hop = next;
         samples.push(latency);
     }
-    Ok(Check::noted(SECTION, RAW_HOP, latency(&samples)))
+    Ok(Check::noted(RAW_HOP, latency(&samples)))
 }
 
 fn latency(samples: &Samples) -> String {
@@ -137,12 +134,12 @@ async fn hand_over(pace: &Pace, holder: &LockClient, waiter: &LockClient) -> Res
             Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => {
                 let limit = LEASE + MARGIN;
                 let found = format!("a waiter got no lock within {} of its release", span_of(limit));
-                return Ok(pace.late(SECTION, name, (limit, 10), found));
+                return Ok(pace.late(name, (limit, 10), found));
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(Check::kept(SECTION, name, latency(&samples)))
+    Ok(Check::kept(name, latency(&samples)))
 }
 
 /// Hands a lock over, and returns the time from the call of `release` until the other client has it.
@@ -210,11 +207,11 @@ async fn lost(
         let lock = format!("{} {number}", loss.name());
         let Some(latency) = lost_one(ground, holder, other, &lock, loss).await? else {
             let found = format!("the holder did not learn of it within its lease of {}", span_of(LEASE));
-            return Ok(pace.late(SECTION, loss.name(), (LEASE, 10), found));
+            return Ok(pace.late(loss.name(), (LEASE, 10), found));
         };
         samples.push(latency);
     }
-    Ok(Check::kept(SECTION, loss.name(), latency(&samples)))
+    Ok(Check::kept(loss.name(), latency(&samples)))
 }
 
 /// Takes a lock away, and returns the time until its holder knows; `None` if that takes longer than its lease.
@@ -270,22 +267,22 @@ async fn expiry(ground: &Ground<'_>, pace: &Pace, waiter: &LockClient) -> Result
     let Ok(got) = got else {
         let limit = 2 * LEASE + MARGIN;
         let found = format!("nobody else got the lock within {}", span_of(limit));
-        return Ok(pace.late(SECTION, name, (limit, 10), found));
+        return Ok(pace.late(name, (limit, 10), found));
     };
     drop(got.release().await);
     if is_held {
         let found = "somebody else has the lock, and its earlier holder believes in it";
-        return Ok(Check::broken(SECTION, name, found));
+        return Ok(Check::broken(name, found));
     }
     if took < LEASE {
         let found = "somebody else got the lock before the end of the lease";
-        return Ok(Check::broken(SECTION, name, found));
+        return Ok(Check::broken(name, found));
     }
     let found = format!(
         "handed over {} after the end of a lease",
         millis(took.saturating_sub(LEASE))
     );
-    Ok(Check::kept(SECTION, name, found))
+    Ok(Check::kept(name, found))
 }
 
 /// Checks that locks go on being handed over after the server killed the streams' cursors.
@@ -295,76 +292,69 @@ async fn killed_cursor(
     holder: &LockClient,
     waiter: &LockClient,
 ) -> Result<Check, Failure> {
-    let name = "killed streams";
-    let admin = ground.database().client().database("admin");
-    let namespace = ground.locks().namespace().to_string();
+    let (name, limit) = ("killed streams", LEASE + MARGIN);
     let held = holder.mutex(name).acquire().await?;
-    let waiting = waiter.mutex(name).acquire().timeout(LEASE + MARGIN);
+    let waiting = waiter.mutex(name).acquire().timeout(limit);
     let waiting = tokio::spawn(async move { waiting.await.map(|got| (got, Instant::now())) });
-    if !until_queued(holder, name).await? {
-        drop(held.release().await);
-        let found = "a waiter is not seen in the queue".to_owned();
-        return Ok(pace.late(SECTION, name, (LEASE + MARGIN, 10), found));
-    }
+    let killed = match until_queued(holder, name).await? {
+        true => Some(kill_cursors(ground).await?),
+        false => None,
+    };
+    let begun = Instant::now();
+    drop(held.release().await);
+    let count = match killed {
+        Some(Ok(count)) => count,
+        Some(Err(why)) => return Ok(Check::skipped(name, why)),
+        None => return Ok(pace.late(name, (limit, 10), "a waiter is not seen in the queue".to_owned())),
+    };
+    let Ok((got, at)) = ended(waiting).await? else {
+        let found = format!("a waiter got no lock within {} of it", span_of(limit));
+        return Ok(pace.late(name, (limit, 10), found));
+    };
+    drop(got.release().await);
+    let took = millis(at - begun);
+    Ok(Check::kept(
+        name,
+        format!("{count} killed, and a hand-over right after it in {took}"),
+    ))
+}
+
+/// Has the server kill the cursors of all streams of the locks, and returns how many these were; the inner error says
+/// why there is none.
+async fn kill_cursors(ground: &Ground<'_>) -> Result<Result<usize, String>, Failure> {
+    let admin = ground.database().client().database("admin");
+    let pipeline = vec![
+        doc! { "$currentOp": { "idleCursors": true, "localOps": false } },
+        doc! { "$match": { "ns": ground.locks().namespace().to_string(), "cursor.cursorId": { "$exists": true } } },
+    ];
     let listing = async move {
-        let pipeline = vec![
-            doc! { "$currentOp": { "idleCursors": true, "localOps": false } },
-            doc! { "$match": { "ns": namespace, "cursor.cursorId": { "$exists": true } } },
-        ];
-        use futures::TryStreamExt as _;
-        let found: Vec<Document> = admin
-            .aggregate(pipeline)
-            .selection_criteria(primary())
+        let found = admin.aggregate(pipeline).selection_criteria(primary());
+        found
             .read_concern(ReadConcern::local())
             .await?
-            .try_collect()
-            .await?;
-        Ok(found)
+            .try_collect::<Vec<Document>>()
+            .await
     };
-    let found = match to_its_end(listing).await? {
-        Ok(found) => found,
+    let cursor = |operation: &Document| operation.get_document("cursor").ok()?.get_i64("cursorId").ok();
+    let cursors: Vec<i64> = match to_its_end(listing).await? {
+        Ok(found) => found.iter().filter_map(cursor).collect(),
         Err(error) => {
-            drop(held.release().await);
             let why = format!("the cursors are not visible: {}", Failure::driver(&error).message());
-            return Ok(Check::skipped(SECTION, name, why));
+            return Ok(Err(why));
         }
     };
-    let cursors: Vec<i64> = found
-        .iter()
-        .filter_map(|operation| operation.get_document("cursor").ok()?.get_i64("cursorId").ok())
-        .collect();
     if cursors.is_empty() {
-        drop(held.release().await);
-        return Ok(Check::skipped(SECTION, name, "no cursors are to be seen"));
+        return Ok(Err("no cursors are to be seen".to_owned()));
     }
     let command = doc! { "killCursors": ground.locks().name(), "cursors": cursors };
     let database = ground.database().clone();
     let killed = to_its_end(async move { database.run_command(command).await }).await?;
-    let count = match &killed {
-        Ok(answer) => answer.get_array("cursorsKilled").map_or(0, Vec::len),
-        Err(_) => 0,
+    let why = match killed.map(|answer| answer.get_array("cursorsKilled").map_or(0, Vec::len)) {
+        Ok(0) => "the server killed none of them".to_owned(),
+        Ok(count) => return Ok(Ok(count)),
+        Err(error) => Failure::driver(&error).message().to_owned(),
     };
-    if count == 0 {
-        drop(held.release().await);
-        let why = match killed {
-            Ok(_) => "the server killed none of them".to_owned(),
-            Err(error) => Failure::driver(&error).message().to_owned(),
-        };
-        return Ok(Check::skipped(SECTION, name, format!("they can't be killed: {why}")));
-    }
-    let begun = Instant::now();
-    drop(held.release().await);
-    let Ok((got, at)) = ended(waiting).await? else {
-        let limit = LEASE + MARGIN;
-        let found = format!("a waiter got no lock within {} of it", span_of(limit));
-        return Ok(pace.late(SECTION, name, (limit, 10), found));
-    };
-    drop(got.release().await);
-    let found = format!(
-        "{count} killed, and a hand-over right after it in {}",
-        millis(at - begun)
-    );
-    Ok(Check::kept(SECTION, name, found))
+    Ok(Err(format!("they can't be killed: {why}")))
 }
 
 /// Returns the value of a task.

@@ -24,14 +24,14 @@ use crate::{
     },
     guide::{PAGE, commands, list},
     job::full_pipe,
-    program, signal, started_by, verify,
+    program, signal, started_by, verify, words,
 };
 
 /// Scenes that are played at once.
 const AT_ONCE: usize = 8;
 
 /// A job that is done when the scenes begin, and does not become due again at the next full hour.
-const RAN: [&str; 6] = ["run", "--once-per", "1h", "--since-success", "ran", "true"];
+const RAN: &str = "run --once-per 1h --since-success ran true";
 
 /// A row of the table for one of its commands.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,7 +126,7 @@ impl World {
             .insert_many([doc! { "_id": "7" }, doc! { "_id": 7 }])
             .await
             .unwrap();
-        assert_eq!(ended(program(&ground).args(RAN)).await, 0);
+        assert_eq!(ended(program(&ground).args(words(RAN))).await, 0);
         let (reader, _) = user("cli_reader", &["find", "changeStream"]).await;
         let stranger = reader.through(reader.uri().replace(PASSWORD, "wrong"));
         Self {
@@ -149,61 +149,56 @@ impl World {
                 // Slow by itself, which is no broken promise.
                 let slow = verify::slow().await;
                 let ground = self.ground.through(slow.uri());
-                ended(program(&ground).args([command, "--seconds", "1", "--patience", "1"])).await
+                ended(program(&ground).args(words("verify --seconds 1 --patience 1"))).await
             }
             "64" => ended(program(&self.ground).args([command, "--no-such-option"])).await,
             "65" if row.meaning.contains("several documents") => {
-                self.run(&[&words(command, "7")?[..], &["--documents", "orders"]].concat())
-                    .await
+                self.run(&format!("{} --documents orders", line(command, "7")?)).await
             }
-            "65" => self.run(&words(command, "foreign")?).await,
+            "65" => self.run(&line(command, "foreign")?).await,
             "69" => {
                 let mut program = bare();
                 program.env("MONGODB_URI", "mongodb://127.0.0.1:1/app?serverSelectionTimeoutMS=200");
-                ended(program.args(words(command, name)?)).await
+                ended(program.args(words(&line(command, name)?))).await
             }
             "70" => self.refuse(command, name).await?,
-            "74" => self.run(&RAN).await,
-            "75" if row.meaning.contains("another run") => self.run(&["run", "--once-per", "1h", "held", "true"]).await,
+            "74" => self.run(RAN).await,
+            "75" if row.meaning.contains("another run") => self.run("run --once-per 1h held true").await,
             "75" => {
                 let taken = if command == "elect" { "led" } else { "held" };
-                let [command, rest @ ..] = &words(command, taken)?[..] else {
-                    return None;
-                };
-                self.run(&[&[*command, "--timeout", "0s"], rest].concat()).await
+                self.run(&line(command, taken)?.replacen(' ', " --timeout 0s ", 1))
+                    .await
             }
             "76" => self.lose(command, name).await?,
-            "77" => ended(program(&self.stranger).args(words(command, name)?)).await,
-            "126" => self.run(&[command, name, "/dev/null"]).await,
-            "127" => self.run(&[command, name, "no-such-program"]).await,
+            "77" => ended(program(&self.stranger).args(words(&line(command, name)?))).await,
+            "126" => self.run(&format!("{command} {name} /dev/null")).await,
+            "127" => self.run(&format!("{command} {name} no-such-program")).await,
             "128+n" => self.terminate(command, name).await?,
             _ => return None,
         })
     }
 
-    async fn run(&self, words: &[&str]) -> i32 {
-        ended(program(&self.ground).args(words)).await
+    async fn run(&self, line: &str) -> i32 {
+        ended(program(&self.ground).args(words(line))).await
     }
 
     async fn succeed(&self, command: &str, name: &str) -> Option<i32> {
         match command {
             "hold" => {
-                let mut holding = Started::run(&self.ground, &["hold", name]);
+                let mut holding = Started::run(&self.ground, format!("hold {name}"));
                 holding.line().await;
                 signal("TERM", holding.pid());
                 return Some(code(holding.status().await));
             }
             "watch" => {
-                let mut watching = Started::run(&self.ground, &["watch", "held"]);
+                let mut watching = Started::run(&self.ground, "watch held");
                 watching.line().await;
                 // Its reader has read enough.
-                let Started { mut child, lines, .. } = watching;
-                drop(lines);
-                return Some(code(within(PATIENCE, "its end", child.wait()).await.unwrap()));
+                return watching.unread().await;
             }
             "renew" | "release" => {
                 let held = self.locks.mutex(name).acquire().await.unwrap().detach().await.unwrap();
-                return Some(self.run(&[command, name, "--token", &held.token().to_string()]).await);
+                return Some(self.run(&format!("{command} {name} --token {}", held.token())).await);
             }
             "break" => std::mem::forget(self.locks.mutex(name).acquire().await.unwrap()),
             _ => {}
@@ -213,7 +208,7 @@ impl World {
             "show" => "held",
             _ => name,
         };
-        Some(self.run(&words(command, name)?).await)
+        Some(self.run(&line(command, name)?).await)
     }
 
     async fn find_nothing(&self, command: &str, name: &str) -> Option<i32> {
@@ -222,19 +217,19 @@ impl World {
             "verify" => {
                 let ground = Ground::replica_set("cli_codes_spoiled").await;
                 let spoiling = verify::spoil(&ground, "protocol");
-                let ended = ended(program(&ground).args(words(command, name)?)).await;
+                let ended = ended(program(&ground).args(words(&line(command, name)?))).await;
                 spoiling.abort();
                 Some(ended)
             }
-            "permits" => Some(self.run(&[command, name]).await),
-            "show" | "break" | "renew" | "release" | "observe" => Some(self.run(&words(command, name)?).await),
+            "permits" => Some(self.run(&format!("permits {name}")).await),
+            "show" | "break" | "renew" | "release" | "observe" => Some(self.run(&line(command, name)?).await),
             _ => None,
         }
     }
 
     async fn refuse(&self, command: &str, name: &str) -> Option<i32> {
         let mut program = program(&self.ground);
-        program.args(words(command, name)?);
+        program.args(words(&line(command, name)?));
         if ["completions", "man"].contains(&command) {
             let full = File::options().write(true).open("/dev/full").unwrap();
             return Some(code(program.stdout(full).stderr(Stdio::null()).status().await.unwrap()));
@@ -251,9 +246,9 @@ impl World {
         }
         let mut losing = Started::run(
             &self.ground.through(proxy.uri()),
-            &match command {
-                "run" | "elect" => vec![command, name, "sh", "-c", "echo; exec sleep 300"],
-                "hold" => words(command, name)?,
+            match command {
+                "run" | "elect" => format!("{command} {name} sh -c `echo; exec sleep 300`"),
+                "hold" => line(command, name)?,
                 _ => return None,
             },
         );
@@ -280,7 +275,7 @@ impl World {
         };
         let server = shared::replica_set().await.addr(0);
         let slow = Liar::before(server, held_up, |_, _| {}).await.unwrap();
-        let mut losing = Started::run(&self.ground.through(slow.uri()), &words("acquire", name).unwrap());
+        let mut losing = Started::run(&self.ground.through(slow.uri()), line("acquire", name).unwrap());
         meeting.wait().await;
         assert!(!is_vacant(&self.locks, name).await);
         self.locks.break_lock(name).await.unwrap();
@@ -292,33 +287,34 @@ impl World {
     async fn terminate(&self, command: &str, name: &str) -> Option<i32> {
         if ["completions", "man"].contains(&command) {
             let (_unread, full) = full_pipe();
-            let mut writing = bare().args(words(command, name)?).stdout(full).spawn().unwrap();
+            let mut writing = bare().args(words(&line(command, name)?)).stdout(full).spawn().unwrap();
             signal("TERM", writing.id().unwrap());
             return Some(code(within(PATIENCE, "its end", writing.wait()).await.unwrap()));
         }
         let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
         proxy.black_hole();
-        let mut asking = Started::run(&self.ground.through(proxy.uri()), &words(command, name)?);
+        let mut asking = Started::run(&self.ground.through(proxy.uri()), line(command, name)?);
         eventually(PATIENCE, "it connects", async || proxy.lose(|_| true) > 0).await;
         signal("TERM", asking.pid());
         Some(code(asking.status().await))
     }
 }
 
-/// Returns the words of a command about this lock that runs to its end by itself.
-fn words<'a>(command: &'a str, name: &'a str) -> Option<Vec<&'a str>> {
-    Some(match command {
-        "run" | "elect" => vec![command, name, "true"],
-        "hold" | "wait" | "show" | "watch" => vec![command, name],
-        "acquire" => vec![command, name, "--for", "1m"],
-        "renew" | "release" => vec![command, name, "--token", "7"],
-        "observe" => vec![command, name, "--once"],
-        "ls" | "doctor" | "man" => vec![command],
-        "verify" => vec![command, "--seconds", "1", "--section", "protocol"],
-        "bench" => vec![command, "--seconds", "1"],
-        "break" => vec![command, name, "--yes"],
-        "permits" => vec![command, name, "3"],
-        "completions" => vec![command, "bash"],
+/// Returns the line of a command about this lock that runs to its end by itself.
+fn line(command: &str, name: &str) -> Option<String> {
+    let rest = match command {
+        "run" | "elect" => "NAME true",
+        "hold" | "wait" | "show" | "watch" => "NAME",
+        "acquire" => "NAME --for 1m",
+        "renew" | "release" => "NAME --token 7",
+        "observe" => "NAME --once",
+        "ls" | "doctor" | "man" => "",
+        "verify" => "--seconds 1 --section protocol",
+        "bench" => "--seconds 1",
+        "break" => "NAME --yes",
+        "permits" => "NAME 3",
+        "completions" => "bash",
         _ => return None,
-    })
+    };
+    Some(format!("{command} {}", rest.replace("NAME", name)))
 }

@@ -34,23 +34,14 @@ fn status<'a>(report: &'a Value, name: &str) -> &'a str {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_set_is_well() {
     let ground = Ground::replica_set("cli_doctor").await;
-    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    let report = watchlock(&ground, "doctor --json", 0).await.json();
     assert_eq!(report["healthy"], json!(true));
-    let help = watchlock(&ground, ["doctor", "--help"]).await.expect(0).out;
+    let help = watchlock(&ground, "doctor --help", 0).await.out;
     for check in report["checks"].as_array().unwrap() {
         assert!(help.contains(check["name"].as_str().unwrap()), "{check}: {help}");
     }
-    for name in [
-        "server",
-        "version",
-        "topology",
-        "privileges",
-        "writes",
-        "pool",
-        "wake-mode",
-        "collection",
-        "index",
-    ] {
+    let names = "server version topology privileges writes pool wake-mode collection index";
+    for name in names.split(' ') {
         assert_eq!(status(&report, name), "ok", "{name}");
     }
     // It tried a collection that is not there, and left none.
@@ -64,38 +55,32 @@ async fn a_replica_set_is_well() {
         documents.list_index_names().await.unwrap().len() == 2
     })
     .await;
-    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    let report = watchlock(&ground, "doctor --json", 0).await.json();
     assert_eq!(status(&report, "index"), "ok");
     // A client whose first request was not answered in time asks again, and would recreate the index.
     locks.shutdown().await;
     documents.drop_indexes().await.unwrap();
-    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    let report = watchlock(&ground, "doctor --json", 0).await.json();
     assert_eq!(status(&report, "index"), "warning");
-    let told = watchlock(&ground, ["doctor"]).await.expect(0);
-    assert!(
-        in_a_line(&told)
-            .contains("createIndex({ purge_at: 1 }, { name: \"watchlock_purge_at\", expireAfterSeconds: 0 })"),
-        "{told:?}"
-    );
+    let told = watchlock(&ground, "doctor", 0).await;
+    let advice = "createIndex({ purge_at: 1 }, { name: \"watchlock_purge_at\", expireAfterSeconds: 0 })";
+    assert!(in_a_line(&told).contains(advice), "{told:?}");
     let modify = doc! { "createIndexes": COLLECTION, "indexes": [
         { "key": { "purge_at": 1 }, "name": "slow", "expireAfterSeconds": 60 },
     ] };
-    let database = ground.driver().await.database(&ground.database);
     database.run_command(modify).await.unwrap();
-    let told = watchlock(&ground, ["doctor"]).await.expect(0);
+    let told = watchlock(&ground, "doctor", 0).await;
     assert!(in_a_line(&told).contains("another 1m"), "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standalone_is_a_warning() {
     let ground = Ground::standalone("cli_doctor").await;
-    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    let report = watchlock(&ground, "doctor --json", 0).await.json();
     assert_eq!(report["healthy"], json!(true));
-    assert_eq!(
-        (status(&report, "topology"), status(&report, "wake-mode")),
-        ("warning", "warning")
-    );
-    let told = watchlock(&ground, ["doctor"]).await.expect(0);
+    let warned = [status(&report, "topology"), status(&report, "wake-mode")];
+    assert_eq!(warned, ["warning"; 2]);
+    let told = watchlock(&ground, "doctor", 0).await;
     assert!(in_a_line(&told).contains("--replSet"), "{told:?}");
 }
 
@@ -108,7 +93,7 @@ async fn a_pool_that_is_too_small_is_a_warning() {
         ("7", "ok", "maxPoolSize=7"),
     ] {
         let ground = ground.with(&format!("maxPoolSize={size}"));
-        let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+        let report = watchlock(&ground, "doctor --json", 0).await.json();
         assert_eq!(status(&report, "pool"), expected, "{size}");
         assert!(report.to_string().contains(words), "{report}");
     }
@@ -118,18 +103,16 @@ async fn a_pool_that_is_too_small_is_a_warning() {
 async fn the_clocks_of_all_members_are_compared() {
     let cluster = Cluster::replica_set(3).await.unwrap();
     let ground = Ground::on(&cluster, "cli_members");
-    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
-    assert_eq!(
-        (status(&report, "member-clocks"), status(&report, "topology")),
-        ("ok", "ok")
-    );
+    let report = watchlock(&ground, "doctor --json", 0).await.json();
+    let well = [status(&report, "member-clocks"), status(&report, "topology")];
+    assert_eq!(well, ["ok"; 2]);
     let told = report.to_string();
     assert!(told.contains("it names 3 members with data"), "{told}");
     let primary = cluster.primary().await.unwrap();
     let secondary = (primary + 1) % 3;
     // A client of one member alone can't say anything of the others.
     let direct = ground.through(cluster.node_uri(primary));
-    let report = watchlock(&direct, ["doctor", "--json"]).await.expect(0).json();
+    let report = watchlock(&direct, "doctor --json", 0).await.json();
     assert_eq!(status(&report, "member-clocks"), "unknown");
     let told = report.to_string();
     assert!(
@@ -137,7 +120,7 @@ async fn the_clocks_of_all_members_are_compared() {
         "{told}"
     );
     cluster.kill(secondary);
-    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    let report = watchlock(&ground, "doctor --json", 0).await.json();
     assert_eq!(status(&report, "member-clocks"), "warning");
     let silent = format!("no answer from {}", cluster.addr(secondary));
     assert!(report.to_string().contains(&silent), "{report}");
@@ -145,24 +128,19 @@ async fn the_clocks_of_all_members_are_compared() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_privileges_are_named() {
-    let report = async |ground: &Ground, code: i32| {
-        let report = watchlock(ground, ["doctor", "--json"]).await.expect(code);
+    let report = async |ground: &Ground| {
+        let report = watchlock(ground, "doctor --json", 0).await;
         assert!(!format!("{report:?}").contains(PASSWORD), "{report:?}");
         report.json()
     };
     let all = [&LEAST[..], &["createIndex"]].concat();
     let (ground, _) = user("cli_all", &all).await;
-    let found = report(&ground, 0).await;
-    assert_eq!(
-        (status(&found, "privileges"), status(&found, "wake-mode")),
-        ("ok", "ok")
-    );
+    let found = report(&ground).await;
     // The minimum role of docs/privileges.md leaves no problem.
-    for check in found["checks"].as_array().unwrap() {
-        assert_eq!(check["status"], json!("ok"), "{check}");
-    }
+    let checks = found["checks"].as_array().unwrap();
+    assert!(checks.iter().all(|check| check["status"] == "ok"), "{found:#}");
     let (ground, _) = user("cli_unseen", &LEAST).await;
-    let found = report(&ground, 0).await;
+    let found = report(&ground).await;
     assert_eq!(status(&found, "index"), "unknown");
     assert!(found.to_string().contains("deletes held locks"), "{found}");
 }

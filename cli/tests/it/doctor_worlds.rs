@@ -17,7 +17,7 @@ use crate::{
         users::{LEAST, PASSWORD, cluster, user, user_of},
     },
     doctor::in_a_line,
-    watchlock,
+    done, program, watchlock, words,
 };
 
 /// For worlds in which no server is ever found: the time-out is the only thing that can be awaited.
@@ -29,33 +29,27 @@ const LINE_MOST: usize = 200;
 /// A world in which `run` fails, and the words that name the cause.
 type World = (Ground, &'static str);
 
-async fn run(ground: &Ground) -> Done {
-    watchlock(ground, ["run", "--try", "x", "--", "true"]).await
+async fn ended(ground: &Ground, line: &str) -> Done {
+    done(program(ground).args(words(line))).await
 }
 
 /// Checks that `run` and `doctor` fail, and that `doctor` says why, in lines for people.
 async fn fails((ground, cause): World) {
-    let (run, doctor, json) = futures::join!(
-        run(&ground),
-        watchlock(&ground, ["doctor"]),
-        watchlock(&ground, ["doctor", "--json"]),
-    );
+    let lines = ["run --try x -- true", "doctor", "doctor --json"];
+    let Ok([run, doctor, json]) = <[Done; 3]>::try_from(join_all(lines.map(|line| ended(&ground, line))).await) else {
+        unreachable!("each of them ends")
+    };
     assert!([69, 77].contains(&run.code), "{cause}: {run:?}");
     // The server refuses, or it can't be used at all.
-    assert!(
-        doctor.code == 1 || doctor.code == run.code,
-        "{cause}: {doctor:?} {run:?}"
-    );
+    assert!([1, run.code].contains(&doctor.code), "{cause}: {doctor:?} {run:?}");
     assert_eq!(json.code, doctor.code, "{cause}: {json:?}");
     let told = in_a_line(&doctor);
     assert!(told.contains(cause), "{cause}: {doctor:?}");
     let (problem, advice) = told.split_once("PROBLEM").unwrap();
     assert!(advice.contains(" -> "), "{cause}: {problem} {advice}");
     assert_eq!(doctor.err, "", "{cause}");
-    assert!(
-        doctor.out.lines().all(|line| line.chars().count() <= LINE_MOST),
-        "{doctor:?}"
-    );
+    let is_short = |line: &str| line.chars().count() <= LINE_MOST;
+    assert!(doctor.out.lines().all(is_short), "{doctor:?}");
     for dump in [
         "Topology",
         "Server selection",
@@ -75,8 +69,8 @@ async fn fails((ground, cause): World) {
 
 /// Checks that `run` and `doctor` succeed.
 async fn succeeds(ground: &Ground) -> Done {
-    run(ground).await.expect(0);
-    watchlock(ground, ["doctor"]).await.expect(0)
+    watchlock(ground, "run --try x -- true", 0).await;
+    watchlock(ground, "doctor", 0).await
 }
 
 async fn all_fail(worlds: impl IntoIterator<Item = World>) {
@@ -121,10 +115,8 @@ async fn a_server_that_can_t_be_reached_is_a_problem() {
     .await;
     // Settings that the library does not obey are no problem.
     for options in [
-        "readPreference=secondary",
-        "readConcernLevel=linearizable&w=5",
-        "w=0",
-        "maxPoolSize=1",
+        "readPreference=secondary&readConcernLevel=linearizable&w=5",
+        "w=0&maxPoolSize=1",
     ] {
         succeeds(&set.with(options)).await;
     }

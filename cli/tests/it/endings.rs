@@ -6,13 +6,12 @@ use std::{process::Stdio, time::Duration};
 use futures::future::join_all;
 use mongodb::bson::doc;
 use rustix::process::{Pid, Signal, kill_process};
-use watchlock::LockClient;
 use watchlock_testkit::{Proxy, shared};
 
 use crate::{
     Started, bare,
     common::{Ground, PATIENCE, eventually, is_vacant, pause, until_waiting, within},
-    done, program, signal, started_by, watchlock,
+    done, program, signal, started_by, tells, watchlock, words,
 };
 
 /// As `timeout` does, with this pause: to the process, and to its group, which has the same process.
@@ -24,39 +23,28 @@ async fn terminate_twice(started: &Started, between: Duration) {
     kill_process(pid, Signal::TERM).unwrap();
 }
 
-/// Neither a holder nor a waiter.
-async fn is_clear(locks: &LockClient, name: &str) -> bool {
-    let lock = locks.inspect(name).await.unwrap();
-    lock.is_none_or(|lock| lock.holders.is_empty() && lock.waiters.is_empty())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_request_to_end_abandons_neither_the_release_nor_the_queue_position() {
-    const RUNS: usize = 12;
+    const RUNS: u32 = 12;
     let ground = Ground::replica_set("cli_twice").await;
     let locks = ground.locks().await;
-    let lasting = [
-        "--",
-        "sh",
-        "-c",
-        "trap 'exit 0' TERM; echo here; while :; do sleep 0.001; done",
-    ];
-    let names: Vec<String> = (0..RUNS).map(|run| format!("held-{run}")).collect();
-    let holders = names.iter().zip(0..).map(async |(name, run)| {
-        let mut holder = Started::run(&ground, &[&["run", name][..], &lasting].concat());
+    let script = "trap 'exit 0' TERM; echo here; while :; do sleep 0.02; done";
+    let holders = (0..RUNS).map(async |run| {
+        let name = &format!("held-{run}");
+        let mut holder = Started::run(&ground, format!("run {name} -- sh -c `{script}`"));
         holder.line().await;
         // While the command ends, and while the lock is released after that.
-        terminate_twice(&holder, Duration::from_millis(run)).await;
+        terminate_twice(&holder, Duration::from_millis(4) * run).await;
         holder.status().await;
-        assert!(is_clear(&locks, name).await, "{name}: {:?}", locks.inspect(name).await);
+        assert!(is_vacant(&locks, name).await, "{name}: {:?}", locks.inspect(name).await);
     });
     join_all(holders).await;
 
     let held = locks.mutex("waited-for").acquire().await.unwrap();
     let waiters: Vec<Started> = (0..RUNS)
-        .map(|_| Started::run(&ground, &["run", "waited-for", "true"]))
+        .map(|_| Started::run(&ground, "run waited-for true"))
         .collect();
-    until_waiting(&locks, "waited-for", RUNS).await;
+    until_waiting(&locks, "waited-for", RUNS as usize).await;
     let waiters = waiters.into_iter().zip(0..).map(async |(mut waiter, run)| {
         terminate_twice(&waiter, Duration::from_micros(run * 250)).await;
         assert_eq!(waiter.status().await.code(), Some(143));
@@ -76,10 +64,9 @@ async fn the_first_process_of_a_container_ends_when_asked_to() {
     }
     let ground = Ground::replica_set("cli_first").await;
     let held = ground.locks().await.mutex("x").acquire().await.unwrap();
-    let reading: [&[&str]; 4] = [&["watch"], &["wait", "x"], &["observe", "y"], &["run", "x", "true"]];
-    let ends = reading.iter().map(async |arguments| {
+    let ends = ["watch", "wait x", "observe y", "run x true"].map(async |line| {
         let mut program = program(&ground);
-        program.args(*arguments);
+        program.args(words(line));
         let container = ["--fork", "--pid", "--mount-proc", "--kill-child"];
         let mut started = Started::new(&mut started_by("unshare", &container, &program));
         let children = format!("/proc/{0}/task/{0}/children", started.pid());
@@ -94,22 +81,10 @@ async fn the_first_process_of_a_container_ends_when_asked_to() {
         })
         .await;
         signal("TERM", first.trim().parse().unwrap());
-        assert_eq!(started.status().await.code(), Some(143), "{arguments:?}");
+        assert_eq!(started.status().await.code(), Some(143), "{line}");
     });
     join_all(ends).await;
     held.release().await.unwrap();
-}
-
-/// Elsewhere it dies by the signal, so that a shell's script ends with it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_command_that_only_looks_dies_by_the_signal() {
-    use std::os::unix::process::ExitStatusExt as _;
-    let ground = Ground::replica_set("cli_dies").await;
-    let _held = ground.locks().await.mutex("x").acquire().await.unwrap();
-    let mut watching = Started::run(&ground, &["watch"]);
-    watching.line().await;
-    signal("TERM", watching.pid());
-    assert_eq!(watching.status().await.signal(), Some(15));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,36 +93,38 @@ async fn the_exit_code_is_the_same_if_nobody_reads_the_output() {
     let locks = ground.locks().await;
     let held = locks.mutex("x").acquire().await.unwrap().detach().await.unwrap();
     let token = held.token().to_string();
-    let gone = "5";
-    for (code, arguments) in [
-        (0, &["ls"][..]),
-        (0, &["ls", "--json"]),
-        (0, &["show", "x"]),
-        (0, &["watch"]),
-        (0, &["man"]),
-        (0, &["completions", "zsh"]),
-        (0, &["doctor"]),
-        (0, &["renew", "x", "--token", &token]),
-        (1, &["show", "nothing", "--json"]),
-        (1, &["renew", "x", "--token", gone, "--json"]),
-        (1, &["release", "x", "--token", gone, "--json"]),
-        (1, &["break", "nothing", "--yes", "--json"]),
-        (1, &["break", "x", "--holder", gone, "--yes", "--json"]),
-        (1, &["observe", "nothing", "--once"]),
-        (1, &["observe", "nothing", "--once", "--json"]),
-        (0, &["break", "x", "--yes"]),
-        (64, &["show", "", "--json"]),
+    for (code, line) in [
+        (0, "ls"),
+        (0, "ls --json"),
+        (0, "show x"),
+        (0, "watch"),
+        (0, "man"),
+        (0, "completions zsh"),
+        (0, "doctor"),
+        (0, "renew x --token TOKEN"),
+        (1, "show nothing --json"),
+        (1, "renew x --token 5 --json"),
+        (1, "release x --token 5 --json"),
+        (1, "break nothing --yes --json"),
+        (1, "break x --holder 5 --yes --json"),
+        (1, "observe nothing --once"),
+        (1, "observe nothing --once --json"),
+        (0, "break x --yes"),
+        (64, "show `` --json"),
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut program = program(&ground);
-        program.args(arguments).stdout(writer).stderr(Stdio::piped());
+        program
+            .args(words(&line.replace("TOKEN", &token)))
+            .stdout(writer)
+            .stderr(Stdio::piped());
         let child = program.spawn().unwrap();
         // It holds the other end of the pipe.
         drop(program);
         let output = within(PATIENCE, "the program", child.wait_with_output()).await.unwrap();
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
-        assert!(code > 0 || output.stderr.is_empty(), "{arguments:?}: {output:?}");
+        assert_eq!(output.status.code(), Some(code), "{line}");
+        assert!(code > 0 || output.stderr.is_empty(), "{line}: {output:?}");
     }
 }
 
@@ -155,7 +132,7 @@ async fn the_exit_code_is_the_same_if_nobody_reads_the_output() {
 async fn nothing_is_taken_whose_token_nobody_would_know() {
     let ground = Ground::replica_set("cli_closed").await;
     let mut program = program(&ground);
-    program.args(["acquire", "x", "--for", "1m"]);
+    program.args(words("acquire x --for 1m"));
     let closed = ["-c", "\"$@\" >&-", "sh"];
     let told = done(&mut started_by("sh", &closed, &program)).await.expect(64);
     assert!(told.err.contains("standard output is closed or discarded"), "{told:?}");
@@ -168,20 +145,19 @@ async fn nothing_is_taken_whose_token_nobody_would_know() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_command_has_a_default_server() {
-    let token = ["--token", "7"];
-    for arguments in [
-        &["run", "--try", "x", "--", "echo", "ran"][..],
-        &["elect", "x", "--", "echo", "ran"],
-        &["acquire", "x", "--for", "1m"],
-        &[&["renew", "x"][..], &token].concat(),
-        &[&["release", "x"][..], &token].concat(),
-        &["break", "x", "--yes"],
-        &["wait", "x"],
-        &["ls"],
-        &["doctor"],
+    for line in [
+        "run --try x -- echo ran",
+        "elect x -- echo ran",
+        "acquire x --for 1m",
+        "renew x --token 7",
+        "release x --token 7",
+        "break x --yes",
+        "wait x",
+        "ls",
+        "doctor",
     ] {
         let mut program = bare();
-        program.env("WATCHLOCK_DATABASE", "app").args(arguments);
+        program.env("WATCHLOCK_DATABASE", "app").args(words(line));
         let told = done(&mut program).await.expect(64);
         assert!(
             told.out.is_empty() && told.err.contains("the server is missing"),
@@ -198,23 +174,9 @@ async fn a_nested_run_locks_on_the_same_server_or_not_at_all() {
     let ground = Ground::replica_set("cli_nested").await;
     let locks = ground.locks().await;
     let _held = locks.mutex("inner").acquire().await.unwrap();
-    let inner = [
-        env!("CARGO_BIN_EXE_watchlock"),
-        "run",
-        "--try",
-        "inner",
-        "--",
-        "echo",
-        "ran",
-    ];
-    let told = watchlock(&ground, [&["run", "outer", "--"][..], &inner].concat())
-        .await
-        .expect(64);
-    assert!(told.out.is_empty() && told.err.contains("--keep-uri"), "{told:?}");
-    let told = watchlock(&ground, [&["run", "--keep-uri", "outer", "--"][..], &inner].concat())
-        .await
-        .expect(75);
-    assert!(told.out.is_empty(), "{told:?}");
+    let inner = concat!(env!("CARGO_BIN_EXE_watchlock"), " run --try inner -- echo ran");
+    tells(&ground, format!("run outer -- {inner}"), 64, "--keep-uri").await;
+    tells(&ground, format!("run --keep-uri outer -- {inner}"), 75, "`inner`").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -222,30 +184,24 @@ async fn a_skipped_run_is_silent_if_that_is_asked_for() {
     let ground = Ground::replica_set("cli_silent").await;
     let locks = ground.locks().await;
     let held = locks.mutex("x").acquire().await.unwrap();
-    for (code, arguments) in [
-        (75, &["run", "-n", "-q", "x", "true"][..]),
-        (3, &["run", "-n", "-q", "-E", "3", "x", "true"]),
-        (75, &["run", "-q", "--timeout", "300ms", "x", "true"]),
-        (75, &["run", "-q", "--once-per", "1h", "x", "true"]),
+    for (code, line) in [
+        (75, "run -n -q x true"),
+        (3, "run -n -q -E 3 x true"),
+        (75, "run -q --timeout 300ms x true"),
+        (75, "run -q --once-per 1h x true"),
     ] {
-        let told = watchlock(&ground, arguments).await.expect(code);
-        assert_eq!(told.err, "", "{arguments:?}");
+        assert_eq!(watchlock(&ground, line, code).await.err, "", "{line}");
     }
     held.release().await.unwrap();
-    let once = ["run", "-q", "--once-per", "366days", "--since-success", "y", "true"];
-    watchlock(&ground, once).await.expect(0);
-    assert_eq!(watchlock(&ground, once).await.expect(74).err, "");
+    let once = "run -q --once-per 366days --since-success y true";
+    watchlock(&ground, once, 0).await;
+    assert_eq!(watchlock(&ground, once, 74).await.err, "");
     // A lost lock is told, and a failure.
-    let mut running = Started::run(
-        &ground,
-        &["run", "-q", "z", "--", "sh", "-c", "echo here; exec sleep 300"],
-    );
-    running.line().await;
+    let running = Started::holding(&ground, "run -q z").await;
     locks.break_lock("z").await.unwrap();
     let told = running.done().await.expect(76);
     assert!(told.err.contains("`z` is lost"), "{told:?}");
-    let told = watchlock(&ground, ["run", "-n", "-q", "--semaphore", "2", "y", "true"]).await;
-    assert!(told.code == 65 && told.err.contains("semaphore"), "{told:?}");
+    tells(&ground, "run -n -q --semaphore 2 y true", 65, "semaphore").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,7 +209,7 @@ async fn a_run_tells_whom_it_waits_for_where_no_terminal_shows_it() {
     let ground = Ground::replica_set("cli_whom").await;
     let locks = ground.locks().await;
     let held = locks.mutex("x").acquire().reason("a long job").await.unwrap();
-    let mut waiting = Started::run(&ground, &["run", "-v", "x", "echo", "ran"]);
+    let mut waiting = Started::run(&ground, "run -v x echo ran");
     waiting.until_told("waiting for x: 1 of 1, held ").await;
     waiting.until_told(": a long job\n").await;
     held.release().await.unwrap();
@@ -265,14 +221,9 @@ async fn a_run_tells_whom_it_waits_for_where_no_terminal_shows_it() {
 async fn a_command_that_stops_itself_stops_nothing_else_where_there_is_no_terminal() {
     let ground = Ground::replica_set("cli_no_shell").await;
     let mut program = program(&ground);
-    program.args([
-        "run",
-        "x",
-        "--",
-        "sh",
-        "-c",
-        "echo $PPID; kill -STOP $$; echo on; exec sleep 300",
-    ]);
+    program.args(words(
+        "run x -- sh -c `echo $PPID; kill -STOP $$; echo on; exec sleep 300`",
+    ));
     let supervised = ["--wait", "sh", "-c", "timeout 300 \"$@\"; exit $?", "sh"];
     let mut started = Started::new(&mut started_by("setsid", &supervised, &program));
     let watchlock: u32 = started.line().await.parse().unwrap();
@@ -288,7 +239,7 @@ async fn a_wait_tells_a_silent_server_from_a_lock_that_is_held() {
     let ground = Ground::replica_set("cli_silent_server").await;
     let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
     let held = ground.locks().await.mutex("x").acquire().await.unwrap();
-    let mut waiting = Started::run(&ground.through(proxy.uri()), &["wait", "--timeout", "4s", "x"]);
+    let mut waiting = Started::run(&ground.through(proxy.uri()), "wait --timeout 4s x");
     // It has looked at the lock, and looks again.
     pause(Duration::from_secs(2)).await;
     proxy.black_hole();
@@ -304,18 +255,18 @@ async fn a_time_out_of_no_time_is_a_try() {
     let locks = ground.locks().await;
     let held = locks.mutex("x").acquire().await.unwrap();
     for limit in ["0s", "1ms", "30ms"] {
-        for (code, arguments) in [
-            (75, &["run", "-t", limit, "x", "true"][..]),
-            (75, &["run", "-t", limit, "x", "--and", "z", "--", "true"]),
-            (75, &["acquire", "-t", limit, "x", "--for", "1m"]),
-            (75, &["hold", "-t", limit, "x"]),
-            (75, &["wait", "-t", limit, "x"]),
-            (0, &["run", "-t", limit, "y", "true"]),
-            (0, &["elect", "-t", limit, "e", "true"]),
-            (0, &["run", "-t", limit, "y", "--and", "z", "--", "true"]),
-            (0, &["wait", "-t", limit, "y"]),
+        for (code, line) in [
+            (75, "run -t LIMIT x true"),
+            (75, "run -t LIMIT x --and z -- true"),
+            (75, "acquire -t LIMIT x --for 1m"),
+            (75, "hold -t LIMIT x"),
+            (75, "wait -t LIMIT x"),
+            (0, "run -t LIMIT y true"),
+            (0, "elect -t LIMIT e true"),
+            (0, "run -t LIMIT y --and z -- true"),
+            (0, "wait -t LIMIT y"),
         ] {
-            watchlock(&ground, arguments).await.expect(code);
+            watchlock(&ground, line.replace("LIMIT", limit), code).await;
         }
     }
     held.release().await.unwrap();

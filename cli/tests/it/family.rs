@@ -1,13 +1,13 @@
 //! `wait`, `elect`, `observe`, and `run` with several names.
 
-use mongodb::bson::doc;
+use mongodb::bson::{DateTime, doc};
 use serde_json::{Value, json};
 use watchlock::{Released, operate::LockEvent};
 
 use crate::{
     Started,
-    common::{Ground, PATIENCE, SOON, is_vacant, until_waiting, within},
-    signal, watchlock,
+    common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
+    signal, tells, watchlock,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -15,16 +15,13 @@ async fn a_wait_ends_when_the_lock_is_free_and_not_before() {
     for ground in Ground::both("cli_wait").await {
         let locks = ground.locks().await;
         // Nobody has ever held it.
-        watchlock(&ground, ["wait", "x"]).await.expect(0);
+        watchlock(&ground, "wait x", 0).await;
         let first = locks.mutex("x").acquire().reason("a reason").await.unwrap();
-        let told = watchlock(&ground, ["wait", "--timeout", "300ms", "x"]).await.expect(75);
-        assert!(told.err.contains("held by") && told.err.contains("300ms"), "{told:?}");
-        watchlock(&ground, ["wait", "--timeout", "0s", "-E", "3", "x"])
-            .await
-            .expect(3);
+        tells(&ground, "wait --timeout 300ms x", 75, "held by | 300ms").await;
+        watchlock(&ground, "wait --timeout 0s -E 3 x", 3).await;
 
-        let mut waiting = Started::run(&ground, &["wait", "x"]);
-        let mut other = Started::run(&ground, &["wait", "--timeout", "1m", "x"]);
+        let mut waiting = Started::run(&ground, "wait x");
+        let mut other = Started::run(&ground, "wait --timeout 1m x");
         // A hand-over is no moment at which it is free.
         let (next, mut events) = (ground.locks().await, locks.watch("x"));
         let second = tokio::spawn(async move { next.mutex("x").acquire().await.unwrap() });
@@ -38,8 +35,7 @@ async fn a_wait_ends_when_the_lock_is_free_and_not_before() {
             }
         }
         // It has had the time to see that too.
-        let told = watchlock(&ground, ["wait", "--timeout", "300ms", "x"]).await.expect(75);
-        assert!(told.out.is_empty(), "{told:?}");
+        watchlock(&ground, "wait --timeout 300ms x", 75).await;
         assert!(waiting.child.try_wait().unwrap().is_none() && other.child.try_wait().unwrap().is_none());
         locks.break_lock("x").await.unwrap();
         for waiting in [&mut waiting, &mut other] {
@@ -47,17 +43,21 @@ async fn a_wait_ends_when_the_lock_is_free_and_not_before() {
         }
 
         // A lease that runs out is the end of a holder too, and nobody reports that.
-        let until = mongodb::bson::DateTime::from_millis(mongodb::bson::DateTime::now().timestamp_millis() + 1_500);
-        let dead = mongodb::bson::doc! {
+        let until = DateTime::from_millis(DateTime::now().timestamp_millis() + 1_500);
+        let dead = doc! {
             "id": "dead-1", "permits": 1_i64, "lease": 1_000_i64, "claim": 500_i64, "token": 5_i64,
-            "since": mongodb::bson::DateTime::now(), "until": until, "owner": { "host": "h", "pid": 1_i64 },
+            "since": DateTime::now(), "until": until, "owner": { "host": "h", "pid": 1_i64 },
         };
-        let left = mongodb::bson::doc! { "$set": { "holders": [dead] } };
-        let id = mongodb::bson::doc! { "_id": "x" };
-        ground.documents().await.update_one(id, left).await.unwrap();
-        watchlock(&ground, ["wait", "--timeout", "0s", "x"]).await.expect(75);
-        watchlock(&ground, ["wait", "x"]).await.expect(0);
-        let now = mongodb::bson::DateTime::now();
+        let left = doc! { "$set": { "holders": [dead] } };
+        ground
+            .documents()
+            .await
+            .update_one(doc! { "_id": "x" }, left)
+            .await
+            .unwrap();
+        watchlock(&ground, "wait --timeout 0s x", 75).await;
+        watchlock(&ground, "wait x", 0).await;
+        let now = DateTime::now();
         assert!(now >= until, "{now} {until}");
     }
 }
@@ -69,16 +69,12 @@ async fn a_wait_for_a_document_ends_when_that_is_free() {
     collection.insert_one(doc! { "_id": 7 }).await.unwrap();
     let orders = ground.locks().await.documents(collection);
     let held = orders.acquire(7).await.unwrap();
-    let mut waiting = Started::run(&ground, &["wait", "--documents", "orders", "7"]);
-    watchlock(&ground, ["wait", "--documents", "orders", "--timeout", "300ms", "7"])
-        .await
-        .expect(75);
+    let mut waiting = Started::run(&ground, "wait --documents orders 7");
+    watchlock(&ground, "wait --documents orders --timeout 300ms 7", 75).await;
     assert!(waiting.child.try_wait().unwrap().is_none());
     held.release().await.unwrap();
     assert_eq!(waiting.status().await.code(), Some(0));
-    watchlock(&ground, ["wait", "--documents", "orders", "8"])
-        .await
-        .expect(0);
+    watchlock(&ground, "wait --documents orders 8", 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,41 +82,24 @@ async fn an_elected_command_leads_until_it_ends_or_the_lead_is_lost() {
     let ground = Ground::replica_set("cli_elect").await;
     let locks = ground.locks().await;
     let election = locks.election("scheduler");
-    let mut lines = Started::run(&ground, &["observe", "scheduler"]);
-    let mut objects = Started::run(&ground, &["observe", "scheduler", "--json"]);
+    let mut lines = Started::run(&ground, "observe scheduler");
+    let mut objects = Started::run(&ground, "observe scheduler --json");
     assert!(lines.line().await.ends_with("  scheduler  nobody leads"));
-    let change: Value = serde_json::from_str(&objects.line().await).unwrap();
-    assert_eq!(
-        (&change["election"], &change["leader"]),
-        (&json!("scheduler"), &Value::Null)
+    let change = objects.object().await;
+    assert!(
+        change["election"] == "scheduler" && change["leader"].is_null(),
+        "{change}"
     );
     assert!(change["at"].as_str().unwrap().ends_with('Z'));
     // A reader that has read enough ends it, without another change.
-    let mut read = Started::run(&ground, &["observe", "scheduler"]);
+    let mut read = Started::run(&ground, "observe scheduler");
     read.line().await;
-    let Started {
-        mut child,
-        lines: reader,
-        ..
-    } = read;
-    drop(reader);
-    let ended = within(PATIENCE, "its end", child.wait()).await.unwrap();
-    assert_eq!(ended.code(), Some(0));
-    let told = watchlock(&ground, ["observe", "--once", "scheduler"]).await.expect(1);
+    assert_eq!(read.unread().await, Some(0));
+    let told = watchlock(&ground, "observe --once scheduler", 1).await;
     assert!(told.out.ends_with("nobody leads\n"), "{told:?}");
 
-    let script = "echo $WATCHLOCK_TOKEN; exec sleep 300";
-    let value = [
-        "elect",
-        "scheduler",
-        "--value",
-        "10.0.0.7:8080",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ];
-    let mut leading = Started::run(&ground, &value);
+    let elect = "elect scheduler --value 10.0.0.7:8080 -- sh -c `echo $WATCHLOCK_TOKEN; exec sleep 300`";
+    let mut leading = Started::run(&ground, elect);
     let token: i64 = leading.line().await.parse().unwrap();
     let leader = election.leader().await.unwrap().unwrap();
     assert_eq!(
@@ -132,22 +111,13 @@ async fn an_elected_command_leads_until_it_ends_or_the_lead_is_lost() {
         told.contains("led by ") && told.ends_with(&format!("token {token}: 10.0.0.7:8080")),
         "{told}"
     );
-    let change: Value = serde_json::from_str(&objects.line().await).unwrap();
-    assert_eq!(change["leader"]["value"], json!("10.0.0.7:8080"));
-    let told = watchlock(&ground, ["observe", "--once", "--json", "scheduler"])
-        .await
-        .expect(0);
-    assert_eq!(told.json()["leader"]["token"], json!(token));
+    assert_eq!(objects.object().await["leader"]["value"], "10.0.0.7:8080");
+    let told = watchlock(&ground, "observe --once --json scheduler", 0).await;
+    assert_eq!(told.json()["leader"]["token"], token);
 
     // Another candidate gives up, or follows.
-    let told = watchlock(&ground, ["elect", "scheduler", "-t", "300ms", "--", "true"])
-        .await
-        .expect(75);
-    assert!(told.err.contains("300ms"), "{told:?}");
-    let mut next = Started::run(
-        &ground,
-        &["elect", "scheduler", "--", "sh", "-c", "echo elected; exec sleep 300"],
-    );
+    tells(&ground, "elect scheduler -t 300ms -- true", 75, "300ms").await;
+    let mut next = Started::run(&ground, "elect scheduler -- sh -c `echo elected; exec sleep 300`");
     until_waiting(&locks, "scheduler", 1).await;
     locks.break_lock("scheduler").await.unwrap();
     assert_eq!(leading.status().await.code(), Some(76));
@@ -163,14 +133,12 @@ async fn an_elected_command_leads_until_it_ends_or_the_lead_is_lost() {
     signal("TERM", next.pid());
     assert_eq!(next.status().await.code(), Some(143));
     assert!(lines.line().await.ends_with("nobody leads"));
-    watchlock(&ground, ["elect", "scheduler", "--", "sh", "-c", "exit 3"])
-        .await
-        .expect(3);
+    watchlock(&ground, "elect scheduler -- sh -c `exit 3`", 3).await;
 
     // A lock of another kind has no leader.
     let _held = locks.mutex("m").acquire().await.unwrap();
-    watchlock(&ground, ["observe", "m"]).await.expect(65);
-    watchlock(&ground, ["elect", "m", "--", "true"]).await.expect(65);
+    watchlock(&ground, "observe m", 65).await;
+    watchlock(&ground, "elect m -- true", 65).await;
     for started in [lines, objects] {
         signal("TERM", started.pid());
     }
@@ -181,8 +149,7 @@ async fn several_locks_are_held_by_one_command_or_none_is() {
     let ground = Ground::replica_set("cli_several").await;
     let locks = ground.locks().await;
     let script = r#"printf '%s\n%s\n%s\n' "$WATCHLOCK_NAME" "$WATCHLOCK_TOKEN" "$WATCHLOCK_TOKENS"; exec sleep 300"#;
-    let several = ["run", "b", "--and", "c", "--and", "a", "--", "sh", "-c", script];
-    let mut running = Started::run(&ground, &several);
+    let mut running = Started::run(&ground, format!("run b --and c --and a -- sh -c `{script}`"));
     assert_eq!(running.line().await, "b");
     let token: i64 = running.line().await.parse().unwrap();
     let tokens: Value = serde_json::from_str(&running.line().await).unwrap();
@@ -191,15 +158,9 @@ async fn several_locks_are_held_by_one_command_or_none_is() {
         assert_eq!(tokens[name], json!(lock.holders[0].token.as_i64()));
     }
     assert_eq!(tokens["b"], json!(token));
-    let told = watchlock(&ground, ["run", "--try", "d", "--and", "c", "--", "echo", "ran"])
-        .await
-        .expect(75);
-    assert!(told.out.is_empty() && told.err.contains("`c`"), "{told:?}");
+    tells(&ground, "run --try d --and c -- echo ran", 75, "`c`").await;
     assert!(is_vacant(&locks, "d").await, "none is held");
-    let told = watchlock(&ground, ["run", "-t", "300ms", "d", "--and", "c", "--", "echo", "ran"])
-        .await
-        .expect(75);
-    assert!(told.out.is_empty() && told.err.contains("300ms"), "{told:?}");
+    tells(&ground, "run -t 300ms d --and c -- echo ran", 75, "300ms").await;
 
     // One that is lost ends the command, and the others are free.
     locks.break_lock("c").await.unwrap();
@@ -207,14 +168,8 @@ async fn several_locks_are_held_by_one_command_or_none_is() {
     let told = running.told().await;
     assert!(told.contains("`c` is lost"), "{told}");
     for name in ["a", "b", "c", "d"] {
-        crate::common::eventually(SOON, "it is free", async || is_vacant(&locks, name).await).await;
+        eventually(SOON, "it is free", async || is_vacant(&locks, name).await).await;
     }
-    let done = watchlock(&ground, ["run", "a", "--and", "b", "-v", "--", "sh", "-c", "exit 4"])
-        .await
-        .expect(4);
-    assert!(
-        done.err.contains("`a`, `b` is held") || done.err.contains("`a`, `b`"),
-        "{done:?}"
-    );
+    tells(&ground, "run a --and b -v -- sh -c `exit 4`", 4, "`a`, `b` is held").await;
     assert!(is_vacant(&locks, "a").await && is_vacant(&locks, "b").await);
 }

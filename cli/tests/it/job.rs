@@ -18,7 +18,7 @@ use crate::{
     common::{Ground, PATIENCE, eventually, is_vacant, pause, until_waiting, within},
     program, signal, started_by,
     terminal::{ENTERED, RESTORED, Terminal, number},
-    until_gone,
+    until_gone, words,
 };
 
 /// A file to which a command adds a line, many times a second.
@@ -89,8 +89,10 @@ async fn messages_that_nobody_reads_do_not_keep_the_command_running() {
     let writes = Writes::new();
     let (_unread, full) = full_pipe();
     let mut program = program(&ground);
-    program.args(["run", "--grace", "100ms", "x", "--", "sh", "-c"]);
-    program.arg(writes.script()).stderr(full);
+    program
+        .args(words("run --grace 100ms x -- sh -c"))
+        .arg(writes.script())
+        .stderr(full);
     let mut started = program.spawn().unwrap();
     drop(program);
     writes.until_more().await;
@@ -155,8 +157,7 @@ async fn a_stopped_job_writes_no_more_when_another_holds_the_lock() {
         terminal.until_shown("code 76").await;
         assert_eq!(writes.count(), before, "{start:?}: {}", terminal.shown());
         second.release().await.unwrap();
-        terminal.type_in("exit\n");
-        assert_eq!(terminal.code().await, Some(0));
+        terminal.leave("exit\n").await;
     }
 }
 
@@ -181,7 +182,7 @@ async fn a_stopped_job_goes_on_while_its_lock_is_held() {
     terminal.type_in("\u{3}");
     terminal.until_shown("code 130").await;
     assert!(is_vacant(&locks, "x").await);
-    assert_eq!(terminal.code().await, Some(0));
+    terminal.end(0).await;
     writes.expect_no_more().await;
 }
 
@@ -209,8 +210,7 @@ async fn a_job_that_reads_in_the_background_waits_for_the_foreground() {
     // The shell has the terminal again, and so has its next program.
     terminal.type_in("$W run x -- sh -c 'read line; echo \"then <$line>\"'\nthat\n");
     terminal.until_shown("then <that>").await;
-    terminal.type_in("exit 0\n");
-    assert_eq!(terminal.code().await, Some(0));
+    terminal.leave("exit 0\n").await;
 }
 
 /// A pager next to the command has the keyboard until the command asks for it.
@@ -237,8 +237,7 @@ async fn neighbours_in_a_pipeline_may_read_from_the_terminal() {
     .await;
     terminal.type_in("$W run x -- sh -c 'read key < /dev/tty; echo \"mine <$key>\"' | cat\nk\n");
     terminal.until_shown("mine <k>").await;
-    terminal.type_in("exit 0\n");
-    assert_eq!(terminal.code().await, Some(0));
+    terminal.leave("exit 0\n").await;
 }
 
 /// A script ends with the command that the keyboard ends, as if the program were not there.
@@ -251,11 +250,8 @@ async fn the_keyboard_ends_the_script_too() {
     );
     terminal.until_shown("ready").await;
     terminal.type_in("\u{3}");
-    let (code, shown) = terminal.end().await;
-    assert!(
-        code == Some(3) && shown.contains("script too") && !shown.contains("after it"),
-        "{shown}"
-    );
+    let shown = terminal.end(3).await;
+    assert!(shown.contains("script too") && !shown.contains("after it"), "{shown:?}");
     assert!(is_vacant(&ground.locks().await, "x").await);
 }
 
@@ -271,16 +267,14 @@ async fn a_request_to_end_reaches_the_whole_group_at_a_terminal() {
     let shown = terminal.shown();
     let (child, program) = (number(&shown), number(shown.split_once("here").unwrap().1));
     signal("TERM", program);
-    let (code, shown) = terminal.end().await;
-    assert_eq!(code, Some(143), "{shown}");
+    terminal.end(143).await;
     until_gone(child).await;
     // One that the keyboard could send, too.
     let script = r#"exec $W run x -- sh -c 'echo "pid $PPID there"; exec sleep 300'"#;
     let mut terminal = Terminal::new(&ground, script);
     terminal.until_shown(" there").await;
     signal("INT", number(&terminal.shown()));
-    let (code, shown) = terminal.end().await;
-    assert_eq!(code, Some(130), "{shown}");
+    terminal.end(130).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -289,7 +283,7 @@ async fn a_command_that_has_stopped_itself_can_be_ended() {
     let locks = ground.locks().await;
     let script = "echo $$; kill -STOP $$; exec sleep 300";
     for name in ["TERM", "INT", "HUP"] {
-        let mut started = Started::detached(program(&ground).args(["run", "x", "--", "sh", "-c", script]));
+        let mut started = Started::detached(&ground, format!("run x -- sh -c `{script}`"));
         let command: u32 = started.line().await.parse().unwrap();
         until_state(command, 'T').await;
         signal(name, started.pid());
@@ -300,8 +294,7 @@ async fn a_command_that_has_stopped_itself_can_be_ended() {
     // A lost lock gets it killed, and never continued.
     let writes = Writes::new();
     let script = format!("trap '' TERM; echo $$; kill -STOP $$; {}", writes.script());
-    let arguments = ["run", "--grace", "1m", "x", "--", "sh", "-c", &script];
-    let mut started = Started::detached(program(&ground).args(arguments));
+    let mut started = Started::detached(&ground, format!("run --grace 1m x -- sh -c `{script}`"));
     let command: u32 = started.line().await.parse().unwrap();
     until_state(command, 'T').await;
     locks.break_lock("x").await.unwrap();
@@ -321,21 +314,12 @@ async fn sessions_and_groups_without_a_number_are_no_trouble() {
     let script = "exec 3<&0; (read line <&3; kill -TERM $PPID) & kill -STOP $$; exec sleep 300";
     for own_session in [true, false] {
         let mut program = program(&ground);
-        program.args(["run", "x", "--", "sh", "-c", script]);
+        program.args(words("run x -- sh -c")).arg(script);
         if own_session {
             program = started_by("setsid", &["--wait"], &program);
         }
-        let container = [
-            "--fork",
-            "--pid",
-            "--mount-proc",
-            "--kill-child",
-            "sh",
-            "-c",
-            "\"$@\"; exit $?",
-            "sh",
-        ];
-        let mut started = Started::new(&mut started_by("unshare", &container, &program));
+        let container = words("--fork --pid --mount-proc --kill-child sh -c `\"$@\"; exit $?` sh");
+        let mut started = Started::new(&mut started_by("unshare", &container.collect::<Vec<_>>(), &program));
         started.until_told("the command is stopped").await;
         started.type_in("go\n").await;
         started.done().await.expect(143);
@@ -350,10 +334,7 @@ async fn a_command_that_stopped_unseen_is_killed_with_its_lock() {
     let locks = ground.locks().await;
     let writes = Writes::new();
     let script = format!("trap '' TERM; echo $$; read line; kill -STOP $$; {}", writes.script());
-    let arguments = [
-        "run", "--lease", "500ms", "--grace", "1m", "x", "--", "sh", "-c", &script,
-    ];
-    let mut started = Started::detached(program(&ground).args(arguments));
+    let mut started = Started::detached(&ground, format!("run --lease 500ms --grace 1m x -- sh -c `{script}`"));
     let command: u32 = started.line().await.parse().unwrap();
     signal("STOP", started.pid());
     started.type_in("go\n").await;
@@ -387,8 +368,7 @@ async fn a_command_that_cannot_stop_yet_is_stopped_all_the_same() {
     terminal.until_shown("Stopped").await;
     terminal.type_in("fg\n\n");
     terminal.until_shown("parent <here>").await;
-    terminal.type_in("exit 0\n");
-    assert_eq!(terminal.code().await, Some(0));
+    terminal.leave("exit 0\n").await;
     fs::remove_file(script_at).unwrap();
 }
 
@@ -406,18 +386,14 @@ async fn signals_that_a_parent_has_blocked_are_received() {
     let ground = Ground::replica_set("cli_mask").await;
     let blocked = |signals: &str, script: &str| {
         let mut program = program(&ground);
-        program.args(["run", "x", "--", "sh", "-c", script]);
+        program.args(words("run x -- sh -c")).arg(script);
         let block = format!("--block-signal={signals}");
         Started::new(&mut started_by("env", &[&block], &program))
     };
     assert_eq!(blocked("CHLD", "exit 3").done().await.expect(3).out, "");
     // And by the command: a command that starts its own jobs needs each of them.
-    let mask = blocked("USR1", "grep SigBlk /proc/self/status")
-        .done()
-        .await
-        .expect(0)
-        .out;
-    assert_eq!(mask.trim_start_matches("SigBlk:").trim(), "0000000000000000");
+    let mask = blocked("USR1", "grep SigBlk /proc/self/status").done().await.expect(0);
+    assert_eq!(mask.out.trim_start_matches("SigBlk:").trim(), "0000000000000000");
     let mut started = blocked("CHLD,TERM,INT,HUP", "echo ready; exec sleep 300");
     started.line().await;
     signal("TERM", started.pid());
@@ -445,10 +421,9 @@ async fn a_command_of_another_user_does_not_keep_the_program() {
     let program = program(&ground);
     let ours = copy(program.as_std().get_program().to_str().unwrap(), "watchlock", 0o755);
     let mut user = tokio::process::Command::new("setpriv");
-    user.args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-        .arg(ours);
-    user.args(["run", "--grace", "100ms", "x", "--"]).arg(setpriv);
-    user.args(["--reuid=0", "sh", "-c", "echo $$; exec sleep 300"])
+    user.args(words("--reuid=65534 --regid=65534 --clear-groups")).arg(ours);
+    user.args(words("run --grace 100ms x --")).arg(setpriv);
+    user.args(words("--reuid=0 sh -c `echo $$; exec sleep 300`"))
         .kill_on_drop(true);
     let environment = program.as_std().get_envs();
     user.envs(environment.filter_map(|(name, value)| Some((name, value?))));
@@ -487,6 +462,5 @@ async fn the_view_gives_the_terminal_back_while_it_is_stopped() {
     terminal.until_shown_times(RESTORED, 3).await;
     // The view may take keys until the shell has the terminal again.
     terminal.until_shown_times("$ ", 4).await;
-    terminal.type_in("exit 0\n");
-    assert_eq!(terminal.code().await, Some(0));
+    terminal.leave("exit 0\n").await;
 }

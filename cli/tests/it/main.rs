@@ -21,11 +21,12 @@ mod terminal;
 mod verify;
 
 use std::{
-    ffi::OsStr,
     process::{ExitStatus, Stdio},
     sync::Once,
+    time::Duration,
 };
 
+use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
@@ -49,7 +50,7 @@ impl Done {
         self
     }
 
-    fn json(&self) -> serde_json::Value {
+    fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
@@ -119,12 +120,39 @@ fn started_by(starter: &str, arguments: &[&str], program: &Command) -> Command {
     starter
 }
 
-async fn watchlock(ground: &Ground, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Done {
-    done(program(ground).args(arguments)).await
+/// Runs a command line to its end; fails unless it exits with this code.
+async fn watchlock(ground: &Ground, line: impl AsRef<str>, code: i32) -> Done {
+    done(program(ground).args(words(line.as_ref()))).await.expect(code)
+}
+
+/// The same of one that prints these words, between bars: to standard output if it succeeds, or else to standard error
+/// alone.
+async fn tells(ground: &Ground, line: impl AsRef<str>, code: i32, words: &str) -> Done {
+    let told = watchlock(ground, line, code).await;
+    let output = if code == 0 { &told.out } else { &told.err };
+    assert!(
+        words.split(" | ").all(|word| output.contains(word)),
+        "{words}: {told:?}"
+    );
+    assert!(code == 0 || told.out.is_empty(), "{told:?}");
+    told
+}
+
+/// Returns the words of a command line: those between spaces, and those between backquotes, which may have spaces too.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    let parts = line.split('`').zip([false, true].into_iter().cycle());
+    parts.flat_map(|(part, is_word)| match is_word {
+        true => vec![part],
+        false => part.split_whitespace().collect(),
+    })
 }
 
 async fn done(program: &mut Command) -> Done {
-    let output = within(PATIENCE, "the program", program.output()).await.unwrap();
+    done_within(PATIENCE, program).await
+}
+
+async fn done_within(limit: Duration, program: &mut Command) -> Done {
+    let output = within(limit, "the program", program.output()).await.unwrap();
     Done {
         code: output.status.code().expect("it exits by itself"),
         out: String::from_utf8(output.stdout).unwrap(),
@@ -135,6 +163,8 @@ async fn done(program: &mut Command) -> Done {
 /// The running program, and its output.
 struct Started {
     child: Child,
+    /// The line that [`Self::holding`] has waited for: the process id of its command.
+    first: String,
     input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
     err: ChildStderr,
@@ -151,12 +181,20 @@ impl Started {
             input: child.stdin.take(),
             lines: BufReader::new(child.stdout.take().unwrap()).lines(),
             err: child.stderr.take().unwrap(),
+            first: String::new(),
             child,
         }
     }
 
-    fn run(ground: &Ground, arguments: &[&str]) -> Self {
-        Self::new(program(ground).args(arguments))
+    fn run(ground: &Ground, line: impl AsRef<str>) -> Self {
+        Self::new(program(ground).args(words(line.as_ref())))
+    }
+
+    /// Starts a command line with a command that surely runs for a while, and returns once that has started.
+    async fn holding(ground: &Ground, line: impl AsRef<str>) -> Self {
+        let mut started = Self::run(ground, format!("{} -- sh -c `echo $$; exec sleep 300`", line.as_ref()));
+        started.first = started.line().await;
+        started
     }
 
     fn pid(&self) -> u32 {
@@ -169,6 +207,18 @@ impl Started {
         line.expect("there is more to come")
     }
 
+    /// The next line, which is an object.
+    async fn object(&mut self) -> Value {
+        serde_json::from_str(&self.line().await).unwrap()
+    }
+
+    /// Reads no more of its output, and returns the code with which it then ends.
+    async fn unread(self) -> Option<i32> {
+        let Self { mut child, lines, .. } = self;
+        drop(lines);
+        within(PATIENCE, "its end", child.wait()).await.unwrap().code()
+    }
+
     async fn type_in(&mut self, text: &str) {
         self.input.as_mut().unwrap().write_all(text.as_bytes()).await.unwrap();
     }
@@ -178,8 +228,13 @@ impl Started {
     }
 
     /// Starts the program in its own session, where no shell continues stopped processes.
-    fn detached(program: &mut Command) -> Self {
-        Self::new(&mut started_by("setsid", &["--wait"], program))
+    fn detached(ground: &Ground, line: impl AsRef<str>) -> Self {
+        let mut program = program(ground);
+        Self::new(&mut started_by(
+            "setsid",
+            &["--wait"],
+            program.args(words(line.as_ref())),
+        ))
     }
 
     /// Waits until standard error has reported it.

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use mongodb::bson::doc;
 use serde_json::{Value, json};
 use watchlock::{LostReason, Released};
 
 use crate::{
     Started, bare,
-    common::{Ground, PATIENCE, SOON, eventually, until_waiting, users::PASSWORD, within},
-    done, watchlock,
+    common::{Ground, PATIENCE, SOON, eventually, info, until_waiting, users::PASSWORD, within},
+    done, program, tells, watchlock, words,
 };
 
 /// The fields of an object, in their order.
@@ -50,33 +51,28 @@ async fn deadlocks_are_listed() {
             second.await
         })
     });
-    let list = async |more: &[&str]| {
-        watchlock(&ground, [&["ls", "--deadlocks"], more].concat())
-            .await
-            .expect(0)
-    };
-    eventually(PATIENCE, "it is listed", async || {
-        let listed = list(&["--json"]).await.json();
-        listed[0]["locks"][0]["name"] == "a" && listed[0]["locks"][1]["name"] == "b"
+    eventually(PATIENCE, "it is found", async || {
+        !locks.deadlocks().await.unwrap().is_empty()
     })
     .await;
-    let words = "deadlock: `a` is held by crossing (";
-    let listed = list(&[]).await;
+    let listed = watchlock(&ground, "ls --deadlocks --json", 0).await.json();
     assert!(
-        listed.out.starts_with(words) && listed.out.lines().count() == 1,
-        "{listed:?}"
+        listed[0]["locks"][0]["name"] == "a" && listed[0]["locks"][1]["name"] == "b",
+        "{listed}"
     );
+    let listed = tells(&ground, "ls --deadlocks", 0, "deadlock: `a` is held by crossing (").await;
+    assert_eq!(listed.out.lines().count(), 1, "{listed:?}");
     for task in crossing {
         task.abort();
         drop(task.await);
     }
     locks.shutdown().await;
-    let listed = list(&[]).await;
+    let listed = watchlock(&ground, "ls --deadlocks", 0).await;
     assert!(
         listed.out.is_empty() && listed.err.contains("no deadlocks in"),
         "{listed:?}"
     );
-    assert_eq!(list(&["--json"]).await.json(), json!([]));
+    assert_eq!(watchlock(&ground, "ls --deadlocks --json", 0).await.json(), json!([]));
 }
 
 /// Nobody has it, and the client that had it last keeps it for its next task.
@@ -88,23 +84,35 @@ async fn an_idle_lock_is_told_from_a_held_one() {
     let held = locks.mutex("held").acquire().await.unwrap();
     locks.mutex("idle").acquire().await.unwrap().release().await.unwrap();
     // Its next renewal says so.
-    eventually(PATIENCE, "it is shown as idle", async || {
-        let shown = watchlock(&ground, ["show", "--json", "idle"]).await.expect(0).json();
-        if shown["holders"][0].is_null() {
+    eventually(PATIENCE, "it is seen as idle", async || {
+        let seen = info(&locks, "idle").await.unwrap();
+        if seen.holders.is_empty() {
             // It went back, as its stream was slow to open.
             locks.mutex("idle").acquire().await.unwrap().release().await.unwrap();
         }
-        shown["holders"][0]["idle"] == true
+        seen.holders.first().is_some_and(|holder| holder.idle)
     })
     .await;
-    let shown = watchlock(&ground, ["show", "idle"]).await.expect(0);
-    assert!(shown.out.contains("nobody holds it; its client"), "{shown:?}");
-    let listed = watchlock(&ground, ["ls"]).await.expect(0);
+    let shown = watchlock(&ground, "show --json idle", 0).await.json();
+    assert_eq!(shown["holders"][0]["idle"], true);
+    tells(&ground, "show idle", 0, "nobody holds it; its client").await;
+    let listed = watchlock(&ground, "ls", 0).await;
     let idle: Vec<_> = listed.out.lines().filter(|line| line.contains("(idle)")).collect();
     assert!(matches!(idle[..], [line] if line.starts_with("idle")), "{listed:?}");
-    let shown = watchlock(&ground, ["show", "--json", "held"]).await.expect(0).json();
+    let shown = watchlock(&ground, "show --json held", 0).await.json();
     assert_eq!(shown["holders"][0]["idle"], false);
     held.release().await.unwrap();
+}
+
+/// Returns the names of the locks that are listed with these options.
+pub(super) async fn names(ground: &Ground, options: &str) -> Vec<String> {
+    let listed = watchlock(ground, format!("ls --json {options}"), 0).await.json();
+    let names = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|lock| lock["name"].as_str().unwrap());
+    names.map(str::to_owned).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,39 +125,25 @@ async fn locks_are_listed_by_what_is_asked() {
     let _d = locks.election("vote").campaign("node 7").await.unwrap();
     assert_eq!(b.release().await.unwrap(), Released::Released);
 
-    let names = async |arguments: &[&str]| -> Vec<String> {
-        let listed = watchlock(&ground, [&["ls", "--json"], arguments].concat())
-            .await
-            .expect(0);
-        let listed = listed.json();
-        let locks = listed.as_array().unwrap();
-        locks
-            .iter()
-            .map(|lock| lock["name"].as_str().unwrap().to_owned())
-            .collect()
-    };
-    assert_eq!(names(&[]).await, ["app-a", "app-b", "other", "vote"]);
-    assert_eq!(names(&["--held"]).await, ["app-a", "other", "vote"]);
-    assert_eq!(names(&["--free"]).await, ["app-b"]);
-    assert_eq!(names(&["--prefix", "app-"]).await, ["app-a", "app-b"]);
-    assert_eq!(names(&["--kind", "rwlock"]).await, ["other"]);
-    assert_eq!(names(&["--owner", "billing", "--kind", "mutex"]).await, ["app-a"]);
-    assert_eq!(names(&["--owner", "nobody"]).await, [""; 0]);
-    assert_eq!(names(&["--older-than", "1h"]).await, [""; 0]);
-    assert_eq!(names(&["--older-than", "0s", "--prefix", "app-"]).await, ["app-a"]);
-
-    let told = watchlock(&ground, ["ls"]).await.expect(0);
-    for words in ["the reason", "(writer)", "billing@", "node 7"] {
-        assert!(told.out.contains(words), "{words}: {told:?}");
+    for (options, expected) in [
+        ("", &["app-a", "app-b", "other", "vote"][..]),
+        ("--held", &["app-a", "other", "vote"]),
+        ("--free", &["app-b"]),
+        ("--prefix app-", &["app-a", "app-b"]),
+        ("--kind rwlock", &["other"]),
+        ("--owner billing --kind mutex", &["app-a"]),
+        ("--owner nobody", &[]),
+        ("--older-than 1h", &[]),
+        ("--older-than 0s --prefix app-", &["app-a"]),
+    ] {
+        assert_eq!(names(&ground, options).await, expected, "{options}");
     }
+
+    let told = tells(&ground, "ls", 0, "the reason | (writer) | billing@ | node 7").await;
     // A writer is not shown as a number of permits.
     assert!(!told.out.contains("1073741824"), "{told:?}");
-    let starts: Vec<_> = told
-        .out
-        .lines()
-        .map(|line| line.split_whitespace().next().unwrap())
-        .collect();
-    assert_eq!(starts, ["NAME", "app-a", "app-b", "other", "vote"]);
+    let starts = told.out.lines().map(|line| line.split_whitespace().next().unwrap());
+    assert!(starts.eq(["NAME", "app-a", "app-b", "other", "vote"]), "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,22 +155,24 @@ async fn one_lock_is_shown_in_full() {
     let waiting = tokio::spawn(async move { other.rw_lock("x").read().await });
     until_waiting(&locks, "x", 1).await;
 
-    let shown = watchlock(&ground, ["show", "x", "--json"]).await.expect(0).json();
+    let shown = watchlock(&ground, "show x --json", 0).await.json();
     assert_eq!(fields(&shown), sorted(LOCK));
     let (holder, waiter) = (&shown["holders"][0], &shown["waiters"][0]);
     assert_eq!((fields(holder), fields(waiter)), (sorted(HOLDER), sorted(WAITER)));
-    assert_eq!((&shown["kind"], &shown["capacity"]), (&json!("rwlock"), &Value::Null));
-    assert_eq!(holder["token"], json!(held.token().as_i64()));
+    let expected = json!(["rwlock", null, "write", "read", null, "billing", 30_000]);
+    let fields = [
+        &shown["kind"],
+        &shown["capacity"],
+        &holder["access"],
+        &waiter["access"],
+        &holder["permits"],
+    ];
+    let fields = [&fields[..], &[&holder["label"], &holder["lease_ms"]]].concat();
+    assert_eq!(json!(fields), expected);
     assert_eq!(
-        (&holder["access"], &waiter["access"]),
-        (&json!("write"), &json!("read"))
+        (&holder["token"], &holder["pid"]),
+        (&held.token().as_i64().into(), &std::process::id().into())
     );
-    assert_eq!(
-        (&holder["permits"], &holder["label"]),
-        (&Value::Null, &json!("billing"))
-    );
-    assert_eq!(holder["pid"], json!(std::process::id()));
-    assert_eq!(holder["lease_ms"], json!(30_000));
     for time in [&holder["since"], &holder["until"], &waiter["since"]] {
         let time = time.as_str().unwrap();
         assert!(
@@ -184,21 +180,11 @@ async fn one_lock_is_shown_in_full() {
             "{time}"
         );
     }
-
-    let told = watchlock(&ground, ["show", "x"]).await.expect(0);
-    assert!(
-        told.out.contains("as writer") && told.out.contains("as reader"),
-        "{told:?}"
-    );
     // The terminal does not obey text written by others.
-    assert!(told.out.contains(r"a \u{1b}[2J test"), "{told:?}");
+    tells(&ground, "show x", 0, r"as writer | as reader | a \u{1b}[2J test").await;
 
-    assert_eq!(
-        watchlock(&ground, ["show", "y", "--json"]).await.expect(1).json(),
-        Value::Null
-    );
-    let told = watchlock(&ground, ["show", "y"]).await.expect(1);
-    assert!(told.out.is_empty() && told.err.contains("`y`"), "{told:?}");
+    assert_eq!(watchlock(&ground, "show y --json", 1).await.json(), Value::Null);
+    tells(&ground, "show y", 1, "`y`").await;
     drop(held);
     drop(waiting.await);
 }
@@ -206,10 +192,10 @@ async fn one_lock_is_shown_in_full() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_only_looks_writes_nothing() {
     let ground = Ground::replica_set("cli_look").await;
-    watchlock(&ground, ["ls"]).await.expect(0);
-    watchlock(&ground, ["show", "x"]).await.expect(1);
-    watchlock(&ground, ["break", "--yes", "x"]).await.expect(1);
-    watchlock(&ground, ["doctor"]).await.expect(0);
+    watchlock(&ground, "ls", 0).await;
+    watchlock(&ground, "show x", 1).await;
+    watchlock(&ground, "break --yes x", 1).await;
+    watchlock(&ground, "doctor", 0).await;
     let database = ground.driver().await.database(&ground.database);
     assert_eq!(database.list_collection_names().await.unwrap(), [""; 0]);
 }
@@ -220,54 +206,46 @@ async fn a_lock_is_broken() {
     let locks = ground.locks().await;
     let held = locks.mutex("x").acquire().await.unwrap();
     // There is nobody to ask.
-    let told = watchlock(&ground, ["break", "x"]).await.expect(64);
-    assert!(told.err.contains("--yes"), "{told:?}");
+    tells(&ground, "break x", 64, "--yes").await;
     assert_eq!(held.lost_reason(), None);
 
-    let told = watchlock(&ground, ["break", "x", "--yes", "--json"])
-        .await
-        .expect(0)
-        .json();
+    let told = watchlock(&ground, "break x --yes --json", 0).await.json();
     assert_eq!(within(SOON, "the loss", held.lost()).await, LostReason::Broken);
     assert_eq!(fields(&told), sorted(["name", "broken", "lock"]));
     assert_eq!(fields(&told["broken"][0]), sorted(HOLDER));
-    assert_eq!(told["broken"][0]["token"], json!(held.token().as_i64()));
+    assert_eq!(told["broken"][0]["token"], held.token().as_i64());
     assert_eq!(told["lock"]["holders"], json!([]));
 
-    let told = watchlock(&ground, ["break", "x", "--yes"]).await.expect(1);
-    assert!(told.err.contains("nobody holds"), "{told:?}");
+    tells(&ground, "break x --yes", 1, "nobody holds").await;
 
     // One of the holders, and nobody else.
     let permits = locks.semaphore("s", 2);
     let (stays, goes) = (permits.acquire().await.unwrap(), permits.acquire().await.unwrap());
-    let token = goes.token().to_string();
-    let arguments = ["break", "s", "--yes", "--json", "--holder", &token];
-    let told = watchlock(&ground, arguments).await.expect(0).json();
+    let line = format!("break s --yes --json --holder {}", goes.token());
+    let told = watchlock(&ground, &line, 0).await.json();
     assert_eq!(within(SOON, "the loss", goes.lost()).await, LostReason::Broken);
     assert_eq!(told["broken"].as_array().unwrap().len(), 1);
-    assert_eq!(told["broken"][0]["token"], json!(goes.token().as_i64()));
-    assert_eq!(told["lock"]["holders"][0]["token"], json!(stays.token().as_i64()));
-    let told = watchlock(&ground, arguments).await.expect(1).json();
+    assert_eq!(told["broken"][0]["token"], goes.token().as_i64());
+    assert_eq!(told["lock"]["holders"][0]["token"], stays.token().as_i64());
+    let told = watchlock(&ground, &line, 1).await.json();
     assert_eq!(told["broken"], json!([]));
     assert_eq!(stays.lost_reason(), None);
     // With --json the output is JSON, whatever happens.
     for name in ["x", "y"] {
-        let told = watchlock(&ground, ["break", name, "--yes", "--json"])
-            .await
-            .expect(1)
-            .json();
+        let told = watchlock(&ground, format!("break {name} --yes --json"), 1).await.json();
         assert_eq!((&told["broken"], told["lock"].is_null()), (&json!([]), name == "y"));
     }
     let nowhere = "mongodb://127.0.0.1:1/app?serverSelectionTimeoutMS=200";
-    for arguments in [&["break", "x", "--yes"][..], &["show", "x"], &["ls"]] {
-        let told = done(bare().env("MONGODB_URI", nowhere).args(arguments).arg("--json"))
+    for line in ["break x --yes --json", "show x --json", "ls --json"] {
+        let told = done(bare().env("MONGODB_URI", nowhere).args(words(line)))
             .await
-            .expect(69)
-            .json();
-        assert!(told["code"] == json!(69) && told["error"].is_string(), "{told}");
+            .expect(69);
+        assert!(
+            told.json()["code"] == 69 && told.json()["error"].is_string(),
+            "{told:?}"
+        );
     }
-    let told = watchlock(&ground, ["break", "y", "--yes"]).await.expect(1);
-    assert!(told.err.contains("no trace"), "{told:?}");
+    tells(&ground, "break y --yes", 1, "no trace").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -275,49 +253,49 @@ async fn events_are_told_as_they_happen() {
     for ground in Ground::both("cli_watch").await {
         let locks = ground.locks().await;
         let first = locks.mutex("x").acquire().reason("why not").await.unwrap();
-        let mut all = Started::run(&ground, &["watch"]);
-        let mut one = Started::run(&ground, &["watch", "x", "--json"]);
+        let mut all = Started::run(&ground, "watch");
+        let mut one = Started::run(&ground, "watch x --json");
+        let event = one.object().await;
+        let of_event = ["at", "lock", "event", "token", "holder", "waiting"];
+        assert_eq!(fields(&event), sorted(of_event));
+        assert_eq!(fields(&event["holder"]), sorted(HOLDER));
+        assert!(event["event"] == "granted" && event["lock"] == "x", "{event}");
+        // The document has the time of a grant; the moment at which somebody looks is another.
+        let since = event["holder"]["since"].as_str().unwrap();
         let told = all.line().await;
         assert!(
-            told.contains("  x  granted to ") && told.ends_with(": why not"),
+            told.starts_with(&format!("{since}  x  granted to ")) && told.ends_with(": why not"),
             "{told}"
         );
-        let event: Value = serde_json::from_str(&one.line().await).unwrap();
-        assert_eq!(
-            fields(&event),
-            sorted(["at", "lock", "event", "token", "holder", "waiting"])
-        );
-        assert_eq!(fields(&event["holder"]), sorted(HOLDER));
-        assert_eq!((&event["event"], &event["lock"]), (&json!("granted"), &json!("x")));
 
         let token = first.token().as_i64();
         assert_eq!(first.release().await.unwrap(), Released::Released);
-        assert!(all.line().await.ends_with(&format!("  x  released, token {token}")));
-        let event: Value = serde_json::from_str(&one.line().await).unwrap();
-        assert_eq!((&event["event"], &event["token"]), (&json!("released"), &json!(token)));
-        assert_eq!((&event["holder"], &event["waiting"]), (&Value::Null, &Value::Null));
+        // Other events have the time at which they were seen, which is later.
+        let told = all.line().await;
+        assert!(
+            told.ends_with(&format!("  x  released, token {token}")) && &told[..] > since,
+            "{told}"
+        );
+        let event = one.object().await;
+        assert!(event["event"] == "released" && event["token"] == token, "{event}");
+        assert!(event["holder"].is_null() && event["waiting"].is_null(), "{event}");
 
         // A lock that the other does not watch.
         let other = locks.mutex("y").acquire().await.unwrap();
         assert!(all.line().await.contains("  y  granted to "));
         locks.break_lock("y").await.unwrap();
+        let told = all.line().await;
         assert!(
-            all.line()
-                .await
-                .ends_with(&format!("  y  broken, token {}", other.token()))
+            told.ends_with(&format!("  y  broken, token {}", other.token())),
+            "{told}"
         );
         let handle = locks.mutex("x").acquire().await.unwrap();
         assert!(all.line().await.contains("  x  granted to "));
-        ground
-            .documents()
-            .await
-            .delete_many(mongodb::bson::doc! {})
-            .await
-            .unwrap();
+        ground.documents().await.delete_many(doc! {}).await.unwrap();
+        let told = all.line().await;
         assert!(
-            all.line()
-                .await
-                .ends_with(&format!("  x  deleted, token {}", handle.token()))
+            told.ends_with(&format!("  x  deleted, token {}", handle.token())),
+            "{told}"
         );
         for started in [all, one] {
             crate::signal("TERM", started.pid());
@@ -334,22 +312,20 @@ async fn completions_and_manual_pages_are_generated() {
             "{shell}"
         );
     }
-    let page = done(bare().arg("man")).await.expect(0);
-    assert!(
-        page.out.contains(".TH watchlock 1") && page.out.contains("76"),
-        "{page:?}"
-    );
-    let page = done(bare().args(["man", "run"])).await.expect(0);
-    assert!(
-        page.out.contains("watchlock\\-run") && page.out.contains("WATCHLOCK_TOKEN"),
-        "{page:?}"
-    );
-    for arguments in [&["--help"][..], &["run", "--help"]] {
-        let help = done(bare().args(arguments)).await.expect(0);
-        assert!(help.out.contains("Exit codes") && help.out.contains("76"), "{help:?}");
+    let version = concat!("watchlock ", env!("CARGO_PKG_VERSION"));
+    for (line, told) in [
+        ("man", [".TH watchlock 1", "76"]),
+        ("man run", ["watchlock\\-run", "WATCHLOCK_TOKEN"]),
+        ("--help", ["Exit codes", "76"]),
+        ("run --help", ["Exit codes", "76"]),
+        ("--version", [version, "\n"]),
+    ] {
+        let printed = done(bare().args(words(line))).await.expect(0);
+        assert!(
+            told.iter().all(|told| printed.out.contains(told)),
+            "{line}: {printed:?}"
+        );
     }
-    let version = done(bare().arg("--version")).await.expect(0);
-    assert_eq!(version.out, format!("watchlock {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 /// A holder may write anything, and an observer's terminal obeys none of it.
@@ -361,7 +337,7 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
         text.chars()
             .any(|character| character != '\n' && (character.is_control() || reorders(character)))
     };
-    let mut watching = Started::run(&ground, &["watch", "--plain"]);
+    let mut watching = Started::run(&ground, "watch --plain");
     let mut held = Vec::new();
     for text in crate::common::hostile::hostile() {
         let builder = ground.builder().await.label(&text).owner_id(&text);
@@ -371,12 +347,14 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
         assert!(!obeyed(&line), "{line:?}");
         held.push((text, leads));
     }
-    let told = watchlock(&ground, ["ls"]).await.expect(0);
+    let told = watchlock(&ground, "ls", 0).await;
     assert!(!obeyed(&told.out) && !obeyed(&told.err), "{told:?}");
-    let listed = watchlock(&ground, ["ls", "--json"]).await.expect(0).json();
+    let listed = watchlock(&ground, "ls --json", 0).await.json();
     for (text, leads) in held {
         if !text.contains('\0') {
-            let shown = watchlock(&ground, ["show", "--json", "--", &text]).await.expect(0);
+            let shown = done(program(&ground).args(["show", "--json", "--", &text]))
+                .await
+                .expect(0);
             assert!(!obeyed(&shown.out), "{shown:?}");
             let lock = shown.json();
             assert_eq!(lock["name"], json!(text));
@@ -387,7 +365,7 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
             let listed = listed.find(|listed| listed["name"] == lock["name"]).unwrap();
             assert_eq!(listed["holders"][0]["token"], lock["holders"][0]["token"], "{text:?}");
             for arguments in [&["show", "--", &text][..], &["break", "--yes", "--", &text]] {
-                let told = watchlock(&ground, arguments).await.expect(0);
+                let told = done(program(&ground).args(arguments)).await.expect(0);
                 assert!(!obeyed(&told.out) && !obeyed(&told.err), "{arguments:?}: {told:?}");
             }
         }
@@ -397,10 +375,8 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
         assert!(!obeyed(&line), "{line:?}");
     }
     // Refused text is shown without being obeyed, too.
-    let told = watchlock(&ground, ["show", "--", &"\u{1b}[2J".repeat(1_000)])
-        .await
-        .expect(64);
-    assert!(told.err.contains("1024") && !obeyed(&told.err), "{told:?}");
+    let told = tells(&ground, format!("show -- {}", "\u{1b}[2J".repeat(1_000)), 64, "1024").await;
+    assert!(!obeyed(&told.err), "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -408,16 +384,17 @@ async fn a_waiter_that_died_is_shown_as_dead() {
     let ground = Ground::replica_set("cli_dead").await;
     let locks = ground.locks().await;
     let _held = locks.mutex("x").acquire().await.unwrap();
-    let mut waiting = Started::run(&ground, &["run", "--lease", "500ms", "x", "--", "true"]);
+    let mut waiting = Started::run(&ground, "run --lease 500ms x -- true");
     until_waiting(&locks, "x", 1).await;
     watchlock_testkit::signal::kill(waiting.pid()).unwrap();
     waiting.status().await;
-    crate::common::eventually(PATIENCE, "it is shown as dead", async || {
-        let shown = watchlock(&ground, ["show", "x"]).await.expect(0).out;
-        let listed = watchlock(&ground, ["ls"]).await.expect(0).out;
-        shown.contains("it is passed over") && listed.contains("1 (1 dead)")
+    eventually(PATIENCE, "it is dead", async || {
+        let seen = info(&locks, "x").await.unwrap();
+        seen.waiters[0].until <= seen.as_of
     })
     .await;
+    tells(&ground, "show x", 0, "it is passed over").await;
+    tells(&ground, "ls", 0, "1 (1 dead)").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -437,16 +414,14 @@ async fn what_is_no_lock_is_told() {
     let ground = Ground::replica_set("cli_no_lock").await;
     let locks = ground.locks().await;
     let _held = locks.mutex("x").acquire().await.unwrap();
-    let foreign = mongodb::bson::doc! { "_id": "odd\u{1b}[2J", "holders": 5 };
+    let foreign = doc! { "_id": "odd\u{1b}[2J", "holders": 5 };
     ground.documents().await.insert_one(foreign).await.unwrap();
-    for arguments in [&["ls"][..], &["ls", "--json"]] {
-        let told = watchlock(&ground, arguments).await.expect(0);
+    for line in ["ls", "ls --json"] {
+        let told = tells(&ground, line, 0, "x").await;
         assert!(told.err.contains(r"`odd\u{1b}[2J` is not a lock: "), "{told:?}");
-        assert!(told.out.contains('x'), "{told:?}");
     }
-    let mut watching = Started::run(&ground, &["watch", "--json"]);
-    let events = [watching.line().await, watching.line().await];
-    let events = events.map(|line| serde_json::from_str::<Value>(&line).unwrap());
+    let mut watching = Started::run(&ground, "watch --json");
+    let events = [watching.object().await, watching.object().await];
     let odd = events.iter().find(|event| event["event"] == "unreadable").unwrap();
     assert!(odd["problem"].is_string() && odd["token"].is_null(), "{odd}");
     assert!(events.iter().any(|event| event["event"] == "granted"));
@@ -457,32 +432,9 @@ async fn what_is_no_lock_is_told() {
 async fn a_missing_privilege_is_named() {
     let (ground, _) = crate::common::users::user("cli_missing", &["find"]).await;
     // Not with `--try`: on a busy machine its time may be over when the server has answered.
-    let told = watchlock(&ground, ["run", "x", "--", "true"]).await.expect(77);
-    assert!(
-        told.err.contains("missing one of `find`, `insert`, `update` on ")
-            && told.err.contains("; see `watchlock doctor`"),
-        "{told:?}"
-    );
+    let words = "missing one of `find`, `insert`, `update` on  | ; see `watchlock doctor`";
+    let told = tells(&ground, "run x -- true", 77, words).await;
     assert!(told.err.lines().count() == 1 && !told.err.contains("lsid"), "{told:?}");
-}
-
-/// The document has the time of a grant; the moment at which somebody looks is another.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_grant_is_told_with_its_own_time() {
-    let ground = Ground::replica_set("cli_since").await;
-    let locks = ground.locks().await;
-    let held = locks.mutex("x").acquire().await.unwrap();
-    let shown = watchlock(&ground, ["show", "x", "--json"]).await.expect(0).json();
-    let since = shown["holders"][0]["since"].as_str().unwrap();
-    let mut watching = Started::run(&ground, &["watch", "--plain"]);
-    let told = watching.line().await;
-    assert!(told.starts_with(&format!("{since}  x  granted to ")), "{since}: {told}");
-    held.release().await.unwrap();
-    // Other events have the time at which they were seen, which is later.
-    let told = watching.line().await;
-    let (at, event) = told.split_once("  ").unwrap();
-    assert!(at > since && event.contains("released"), "{since}: {told}");
-    crate::signal("TERM", watching.pid());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -490,13 +442,13 @@ async fn a_candidate_is_shown_with_its_value_while_it_waits() {
     let ground = Ground::replica_set("cli_candidate").await;
     let locks = ground.locks().await;
     let leads = locks.election("x").campaign("first").await.unwrap();
-    let other = Started::run(&ground, &["elect", "--value", "second", "x", "true"]);
+    let other = Started::run(&ground, "elect --value second x true");
     until_waiting(&locks, "x", 1).await;
-    let told = watchlock(&ground, ["show", "x"]).await.expect(0).out;
+    let told = watchlock(&ground, "show x", 0).await.out;
     let (_, waiter) = told.split_once("waiter  1.").unwrap();
     assert!(waiter.contains("value  second\n"), "{told}");
-    let lock = watchlock(&ground, ["show", "--json", "x"]).await.expect(0).json();
-    assert_eq!(lock["waiters"][0]["value"], json!("second"));
+    let lock = watchlock(&ground, "show --json x", 0).await.json();
+    assert_eq!(lock["waiters"][0]["value"], "second");
     leads.release().await.unwrap();
     other.done().await.expect(0);
 }
@@ -510,45 +462,32 @@ async fn the_number_of_permits_is_printed_and_set_while_they_are_held() {
     let other = pool.clone();
     let waiting = tokio::spawn(async move { other.acquire().await });
     until_waiting(&locks, "pool", 1).await;
-    let permits = async |arguments: &[&str]| watchlock(&ground, [&["permits"], arguments].concat()).await;
-    assert_eq!(permits(&["pool"]).await.expect(0).out, "1\n");
-    let shown = watchlock(&ground, ["show", "pool"]).await.expect(0);
-    assert!(shown.out.contains("semaphore of 1 permit\n"), "{shown:?}");
-    let set = permits(&["--json", "pool", "2"]).await.expect(0);
-    assert_eq!(set.err, "");
-    let set = set.json();
-    assert_eq!(
-        (&set["capacity"], set["holders"].as_array().unwrap().len()),
-        (&2.into(), 2)
+    assert_eq!(watchlock(&ground, "permits pool", 0).await.out, "1\n");
+    tells(&ground, "show pool", 0, "semaphore of 1 permit\n").await;
+    let set = watchlock(&ground, "permits --json pool 2", 0).await;
+    let holders = set.json()["holders"].as_array().unwrap().len();
+    assert!(
+        set.err.is_empty() && set.json()["capacity"] == 2 && holders == 2,
+        "{set:?}"
     );
     let two = within(PATIENCE, "the permit", waiting).await.unwrap().unwrap();
-    let shown = watchlock(&ground, ["show", "pool"]).await.expect(0);
-    assert!(shown.out.contains("semaphore of 2 permits\n"), "{shown:?}");
-    assert_eq!(permits(&["pool"]).await.expect(0).out, "2\n");
+    tells(&ground, "show pool", 0, "semaphore of 2 permits\n").await;
+    assert_eq!(watchlock(&ground, "permits pool", 0).await.out, "2\n");
     drop((one, two));
 
     // A job that was deployed with another number goes by the lock's.
-    let job = ["run", "--semaphore", "9", "--permits", "2", "pool", "true"];
-    watchlock(&ground, job).await.expect(0);
-    let job = ["run", "-n", "--semaphore", "9", "--permits", "3", "pool", "true"];
-    watchlock(&ground, job).await.expect(65);
-    let mutex = locks.mutex("mutex").acquire().await.unwrap();
-    for arguments in [&["mutex"][..], &["mutex", "2"]] {
-        let told = permits(arguments).await.expect(65);
-        assert!(told.err.contains("mutex"), "{told:?}");
-    }
+    watchlock(&ground, "run --semaphore 9 --permits 2 pool true", 0).await;
+    watchlock(&ground, "run -n --semaphore 9 --permits 3 pool true", 65).await;
+    let mutex = locks.mutex("held").acquire().await.unwrap();
+    tells(&ground, "permits held", 65, "is used as mutex").await;
+    tells(&ground, "permits held 2", 65, "is used as mutex").await;
     drop(mutex);
     // A mutex stays one, also while it is free.
     locks.mutex("nightly").acquire().await.unwrap().release().await.unwrap();
-    let told = permits(&["nightly", "4"]).await.expect(65);
-    assert!(
-        told.err.contains("used as a mutex") || told.err.contains("used as mutex"),
-        "{told:?}"
-    );
+    tells(&ground, "permits nightly 4", 65, "is used as mutex").await;
     drop(locks.mutex("nightly").acquire().await.unwrap());
     // A name with a mistake in it makes another semaphore, and the one that was meant keeps its number.
-    let told = permits(&["pol", "5"]).await.expect(0);
-    assert_eq!(told.out, "5\n");
+    let told = tells(&ground, "permits pol 5", 0, "5\n").await;
     assert!(told.err.contains("there was no semaphore `pol`: made it"), "{told:?}");
-    assert_eq!(permits(&["pol", "6"]).await.expect(0).err, "");
+    assert_eq!(watchlock(&ground, "permits pol 6", 0).await.err, "");
 }

@@ -1,16 +1,10 @@
 //! Outages while a lock is asked for, held or given back: a command that fails leaves nothing behind, or it says what
 //! may be left, and for how long.
 
-use std::{
-    fs::File,
-    future::IntoFuture as _,
-    os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _},
-    time::Duration,
-};
+use std::{future::IntoFuture as _, time::Duration};
 
 use futures::future::join_all;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use tokio::{process::Child, time::Instant};
+use tokio::time::Instant;
 use watchlock::{
     LockClient,
     locks::{self, Turn},
@@ -20,7 +14,8 @@ use watchlock_testkit::{Proxy, shared};
 use crate::{
     Started,
     common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
-    program, signal, started_by,
+    signal,
+    terminal::open,
 };
 
 /// The commands that wait for a lock, and for how many seconds a request of theirs may keep it taken.
@@ -72,8 +67,7 @@ impl Case {
     /// the lock too.
     async fn wait(&self, ground: &Ground, locks: &LockClient, proxy: &Proxy) -> (Started, Held) {
         let held = locks.mutex(&self.name).acquire().await.unwrap();
-        let words: Vec<&str> = self.command.split(' ').collect();
-        let waiting = Started::run(&ground.through(proxy.uri()), &words);
+        let waiting = Started::run(&ground.through(proxy.uri()), &self.command);
         until_waiting(locks, &self.name, 1).await;
         (waiting, held)
     }
@@ -176,10 +170,8 @@ async fn a_time_out_holds_in_an_outage() {
             true => proxy.black_hole_after("findAndModify"),
             false => proxy.black_hole(),
         }
-        let mut words: Vec<&str> = ["run"].into_iter().chain(options.split(' ')).collect();
-        words.extend(["x", "true"]);
         let begun = Instant::now();
-        let told = Started::run(&ground.through(proxy.uri()), &words)
+        let told = Started::run(&ground.through(proxy.uri()), format!("run {options} x true"))
             .done()
             .await
             .expect(69);
@@ -198,9 +190,9 @@ async fn whoever_watches_is_told_of_an_outage_and_of_its_end() {
     let ground = Ground::replica_set("cli_watched").await;
     let locks = ground.locks().await;
     let _leader = locks.election("x").campaign("").await.unwrap();
-    let commands = [&["watch"][..], &["watch", "--json"], &["observe", "x"]].map(async |words| {
+    let commands = ["watch", "watch --json", "observe x"].map(async |line| {
         let proxy = proxy().await;
-        let mut watching = Started::run(&ground.through(proxy.uri()), words);
+        let mut watching = Started::run(&ground.through(proxy.uri()), line);
         // The present leader.
         watching.line().await;
         proxy.black_hole();
@@ -227,11 +219,8 @@ async fn a_release_without_an_answer_is_told_with_its_end() {
         ("e", once, 3, 4, again),
     ]
     .map(async |(name, options, code, most, then)| {
-        let options: Vec<&str> = options.split(' ').collect();
-        let mut command = [&options, &["--lease", "4s", name][..]].concat();
-        if code == 3 {
-            command.extend(["-c", "echo; read _; exit 3"]);
-        }
+        let script = if code == 3 { "-c `echo; read _; exit 3`" } else { "" };
+        let command = format!("{options} --lease 4s {name} {script}");
         let proxy = proxy().await;
         let mut holding = Started::run(&ground.through(proxy.uri()), &command);
         holding.line().await;
@@ -276,7 +265,7 @@ async fn a_token_that_is_not_printed_leaves_nothing_taken() {
         [("x", Some("TERM"), 143), ("y", Some("HUP"), 129), ("z", None, 0)].map(async |(name, killed, code)| {
             let proxy = proxy().await;
             let before = locks.mutex(name).acquire().await.unwrap();
-            let taking = Started::run(&ground.through(proxy.uri()), &["acquire", "--for", "30m", name]);
+            let taking = Started::run(&ground.through(proxy.uri()), format!("acquire --for 30m {name}"));
             until_waiting(&locks, name, 1).await;
             // The next one that it sends leaves its hold.
             proxy.lose_next("findAndModify");
@@ -293,24 +282,6 @@ async fn a_token_that_is_not_printed_leaves_nothing_taken() {
     join_all(scenes).await;
 }
 
-/// Runs a shell script with the program as `$W` in its own session, at a terminal that nobody reads.
-fn at_terminal(ground: &Ground, script: &str) -> (Option<OwnedFd>, Child) {
-    let window = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&window).unwrap();
-    unlockpt(&window).unwrap();
-    let path = ptsname(&window, Vec::new()).unwrap().into_string().unwrap();
-    let open = || {
-        let mut options = File::options();
-        options.custom_flags(OpenptFlags::NOCTTY.bits() as i32);
-        options.read(true).write(true).open(&path).unwrap()
-    };
-    let program = program(ground);
-    let mut session = started_by("setsid", &["--ctty", "--wait", "sh", "-c", script], &program);
-    session.env("W", program.as_std().get_program());
-    let child = session.stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
-    (Some(window), child)
-}
-
 /// As when the window of a terminal is closed, or a connection of ssh is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_stays_taken_for_a_terminal_that_is_lost() {
@@ -325,14 +296,13 @@ async fn nothing_stays_taken_for_a_terminal_that_is_lost() {
         ("c", "exec $W run c -- sleep 300"),
         ("d", "$W run d -- sleep 300; :"),
     ];
-    let mut terminals = scenes.map(|(_, script)| at_terminal(&ground, script));
+    let terminals = scenes.map(|(_, script)| open(&ground, script, 80));
     until_waiting(&locks, "waited-for", 2).await;
     for (name, _) in &scenes[2..] {
         eventually(PATIENCE, "it is held", async || !is_vacant(&locks, name).await).await;
     }
-    for (terminal, _) in &mut terminals {
-        drop(terminal.take());
-    }
+    // The children are killed when they are dropped.
+    let _children = terminals.map(|(_, _, child)| child);
     until_waiting(&locks, "waited-for", 0).await;
     for (name, _) in &scenes[2..] {
         eventually(PATIENCE, "it is given back", async || is_vacant(&locks, name).await).await;

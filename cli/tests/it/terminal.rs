@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{Read as _, Write as _},
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -13,13 +13,13 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Termios, Winsize, tcgetattr, tcgetpgrp, tcsetwinsize},
 };
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use watchlock::{LockClient, LostReason};
 
 use crate::{
     Started,
     common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
-    program, signal, until_gone,
+    program, signal, started_by, tells, until_gone,
 };
 
 /// The start of the view, when the keyboard is its own: it enters the other screen.
@@ -46,37 +46,10 @@ impl Terminal {
 
     /// The same with this number of columns.
     pub(super) fn sized(ground: &Ground, script: &str, columns: u16) -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let path = ptsname(&master, Vec::new()).unwrap();
-        let open = || {
-            let mut options = File::options();
-            // Our terminal is never that of this process.
-            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, OpenptFlags::NOCTTY.bits() as i32);
-            options.read(true).write(true).open(path.to_str().unwrap()).unwrap()
-        };
-        let settings = open();
-        let size = Winsize {
-            ws_row: 24,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        tcsetwinsize(&settings, size).unwrap();
+        let (master, settings, child) = open(ground, script, columns);
         let before = tcgetattr(&settings).unwrap();
-
-        let program = program(ground);
-        let mut session = Command::new("setsid");
-        session.args(["--ctty", "--wait", "sh", "-c", script]);
-        session.env("W", program.as_std().get_program()).env("TERM", "xterm");
-        let environment = program.as_std().get_envs();
-        session.envs(environment.filter_map(|(name, value)| Some((name, value?))));
-        session.stdin(open()).stdout(open()).stderr(open()).kill_on_drop(true);
-        let child = session.spawn().unwrap();
-
         let shown = Arc::new(Mutex::new(Vec::new()));
-        let (mut screen, told) = (File::from(copy(&master)), shown.clone());
+        let (mut screen, told) = (File::from(master.try_clone().unwrap()), shown.clone());
         thread::spawn(move || {
             let mut part = [0; 4096];
             // An error if nobody has the other end any more.
@@ -199,20 +172,26 @@ impl Terminal {
         children(self.child.id().unwrap())[0]
     }
 
+    /// Types the keys by which the program is left.
+    pub(super) async fn leave(mut self, keys: &str) {
+        self.type_in(keys);
+        self.end(0).await;
+    }
+
     /// Waits for the end; returns the code.
     pub(super) async fn code(&mut self) -> Option<i32> {
         within(PATIENCE, "the end", self.child.wait()).await.unwrap().code()
     }
 
-    /// Waits for the end; returns the code, and everything that was shown.
-    pub(super) async fn end(&mut self) -> (Option<i32>, String) {
-        let status = within(PATIENCE, "the end", self.child.wait()).await.unwrap();
+    /// Waits for the end, with this code or by a signal; returns everything that was shown.
+    pub(super) async fn end(&mut self, code: impl Into<Option<i32>>) -> String {
+        assert_eq!(self.code().await, code.into());
         // Output appears a moment later.
         let mark = "that was all";
         writeln!(&self.settings, "{mark}").unwrap();
         self.until_shown(mark).await;
         let shown = self.shown();
-        (status.code(), shown[..shown.find(mark).unwrap()].to_owned())
+        shown[..shown.find(mark).unwrap()].to_owned()
     }
 
     /// Returns whether the terminal has its original settings.
@@ -232,8 +211,32 @@ impl Drop for Terminal {
     }
 }
 
-fn copy(descriptor: &OwnedFd) -> OwnedFd {
-    descriptor.try_clone().unwrap()
+/// Runs a shell script with the program as `$W`, in its own session at its own terminal. Returns the window, the end of
+/// the session in it, and the session.
+pub(super) fn open(ground: &Ground, script: &str, columns: u16) -> (OwnedFd, File, Child) {
+    let window = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&window).unwrap();
+    unlockpt(&window).unwrap();
+    let path = ptsname(&window, Vec::new()).unwrap().into_string().unwrap();
+    let open = || {
+        let mut options = File::options();
+        // Our terminal is never that of this process.
+        options.custom_flags(OpenptFlags::NOCTTY.bits() as i32);
+        options.read(true).write(true).open(&path).unwrap()
+    };
+    let settings = open();
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(&settings, size).unwrap();
+    let program = program(ground);
+    let mut session = started_by("setsid", &["--ctty", "--wait", "sh", "-c", script], &program);
+    session.env("W", program.as_std().get_program()).env("TERM", "xterm");
+    let child = session.stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
+    (window, settings, child)
 }
 
 pub(super) async fn held(locks: &LockClient) -> watchlock::Held<watchlock::locks::Mutex> {
@@ -256,8 +259,7 @@ async fn the_view_is_left_by_any_way_out_and_leaves_the_terminal_as_it_was() {
         } else {
             terminal.type_in(way_out);
         }
-        let (code, shown) = terminal.end().await;
-        assert_eq!(code, Some(0), "{way_out:?}: {shown}");
+        let shown = terminal.end(0).await;
         assert!(shown.trim_end().ends_with(RESTORED), "{way_out:?}: {shown:?}");
         assert!(terminal.is_as_before(), "{way_out:?}");
     }
@@ -292,8 +294,7 @@ async fn the_view_obeys_nobody_but_the_keyboard() {
     })
     .await;
     terminal.type_in("q");
-    let (code, shown) = terminal.end().await;
-    assert_eq!(code, Some(0), "{shown}");
+    let shown = terminal.end(0).await;
     for obeyed in ["\u{1b}]0", "\u{7}", "\u{9b}", "\u{202e}"] {
         assert!(!shown.contains(obeyed), "{obeyed:?}: {shown:?}");
     }
@@ -320,8 +321,7 @@ async fn the_view_follows_what_happens() {
     assert!(!terminal.shown().contains("quiet"));
     terminal.type_in("f");
     terminal.until_shown("quiet").await;
-    terminal.type_in("q");
-    assert_eq!(terminal.end().await.0, Some(0));
+    terminal.leave("q").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -348,8 +348,7 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
         terminal.type_in("\u{1b}");
         // The time after an escape distinguishes it from the beginning of a key.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        terminal.type_in("q");
-        assert_eq!(terminal.end().await.0, Some(0), "{columns}");
+        terminal.leave("q").await;
     }
     assert_eq!((first.lost_reason(), second.lost_reason()), (None, None));
     let mut terminal = Terminal::new(&ground, "exec $W watch");
@@ -363,34 +362,23 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
     assert_eq!(within(PATIENCE, "the loss", second.lost()).await, LostReason::Broken);
     terminal.until_seen("is broken, token").await;
     assert_eq!((first.lost_reason(), other.lost_reason()), (None, None));
-    terminal.type_in("q");
-    assert_eq!(terminal.end().await.0, Some(0));
+    terminal.leave("q").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_is_not_renewed_has_a_colour_and_a_word() {
     let ground = Ground::replica_set("cli_colour").await;
-    let mut frozen = crate::Started::run(
-        &ground,
-        &["run", "--lease", "10s", "x", "--", "sh", "-c", "echo; sleep 300"],
-    );
-    frozen.line().await;
-    let mut terminal = Terminal::new(&ground, "exec $W watch");
+    let frozen = Started::holding(&ground, "run --lease 10s x").await;
+    let terminal = Terminal::new(&ground, "exec $W watch");
     terminal.until_seen("sh").await;
     let yellow = "38;5;3;";
     assert!(!terminal.shown().contains(yellow), "{:?}", terminal.shown());
     signal("STOP", frozen.pid());
     terminal.until_shown(yellow).await;
-    for (command, words) in [
-        (&["ls"][..], ", not renewed"),
-        (&["show", "x"], ", not renewed in time"),
-    ] {
-        let told = crate::watchlock(&ground, command).await.expect(0);
-        assert!(told.out.contains(words), "{told:?}");
-    }
+    tells(&ground, "ls", 0, ", not renewed").await;
+    tells(&ground, "show x", 0, ", not renewed in time").await;
     signal("CONT", frozen.pid());
-    terminal.type_in("q");
-    assert_eq!(terminal.end().await.0, Some(0));
+    terminal.leave("q").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -402,8 +390,8 @@ async fn the_keyboard_is_the_command_s() {
     );
     terminal.until_shown("ready").await;
     terminal.type_in("hello\n");
-    let (code, shown) = terminal.end().await;
-    assert!(code == Some(0) && shown.contains("got <hello>"), "{shown}");
+    let shown = terminal.end(0).await;
+    assert!(shown.contains("got <hello>"), "{shown:?}");
 
     // It comes once, although the program listens too.
     let mut terminal = Terminal::new(
@@ -414,8 +402,8 @@ async fn the_keyboard_is_the_command_s() {
     terminal.type_in("\u{3}");
     terminal.until_shown("one").await;
     terminal.type_in("a\nb\n");
-    let (code, shown) = terminal.end().await;
-    assert!(code == Some(0) && shown.matches("one").count() == 1, "{shown}");
+    let shown = terminal.end(0).await;
+    assert!(shown.matches("one").count() == 1, "{shown:?}");
     assert!(is_vacant(&ground.locks().await, "x").await);
 }
 
@@ -434,8 +422,8 @@ async fn a_lost_lock_ends_the_command_and_not_its_neighbours_at_the_terminal() {
     terminal.until_shown(" here").await;
     let pid = number(&terminal.shown());
     ground.locks().await.break_lock("x").await.unwrap();
-    let (code, shown) = terminal.end().await;
-    assert!(code == Some(0) && shown.contains("code 76 told"), "{shown}");
+    let shown = terminal.end(0).await;
+    assert!(shown.contains("code 76 told"), "{shown:?}");
     until_gone(pid).await;
 }
 
@@ -445,7 +433,7 @@ async fn whoever_waits_at_a_terminal_is_told_for_whom() {
     let ground = Ground::replica_set("cli_patience").await;
     let locks = ground.locks().await;
     let held = held(&locks).await;
-    let silent = Started::run(&ground, &["run", "nightly-7", "--", "echo", "ran"]);
+    let silent = Started::run(&ground, "run nightly-7 -- echo ran");
     until_waiting(&locks, "nightly-7", 1).await;
     let mut quiet = Terminal::new(&ground, "exec $W run --quiet --timeout 3s nightly-7 -- echo ran");
     let mut terminal = Terminal::sized(&ground, "$W run nightly-7 -- echo ran; echo over", 60);
@@ -458,21 +446,15 @@ async fn whoever_waits_at_a_terminal_is_told_for_whom() {
             "{line:?}"
         );
     }
-    let (code, shown) = quiet.end().await;
-    assert!(code == Some(75) && !shown.contains("waiting for"), "{shown:?}");
+    let shown = quiet.end(75).await;
+    assert!(!shown.contains("waiting for"), "{shown:?}");
     // A message takes the place of the line.
     let mut late = Terminal::new(&ground, "exec $W run --timeout 3s nightly-7 -- echo ran");
-    let (code, shown) = late.end().await;
-    assert!(
-        code == Some(75) && shown.contains("\r\u{1b}[2Kwatchlock: "),
-        "{shown:?}"
-    );
+    let shown = late.end(75).await;
+    assert!(shown.contains("\r\u{1b}[2Kwatchlock: "), "{shown:?}");
     held.release().await.unwrap();
-    let (code, shown) = terminal.end().await;
-    assert!(
-        code == Some(0) && shown.ends_with("\r\u{1b}[2Kran\r\nover\r\n"),
-        "{shown:?}"
-    );
+    let shown = terminal.end(0).await;
+    assert!(shown.ends_with("\r\u{1b}[2Kran\r\nover\r\n"), "{shown:?}");
     let silent = silent.done().await.expect(0);
     assert_eq!((&silent.out[..], &silent.err[..]), ("ran\n", ""));
 }
@@ -487,14 +469,15 @@ async fn a_lock_is_only_broken_when_that_is_confirmed() {
         terminal.until_shown("[y/N]").await;
         assert!(terminal.shown().contains("may go on for its --grace (5s by default)"));
         terminal.type_in(answer);
-        let (code, shown) = terminal.end().await;
-        assert!(code == Some(1) && shown.contains("nothing was broken"), "{shown}");
+        let shown = terminal.end(1).await;
+        assert!(shown.contains("nothing was broken"), "{shown:?}");
     }
     // The question blocks the program's own thread.
     let mut terminal = Terminal::new(&ground, "exec $W break nightly-7");
     terminal.until_shown("[y/N]").await;
     terminal.type_in("\u{3}");
-    assert_eq!(terminal.code().await, None, "it dies by the signal");
+    // It dies by the signal.
+    terminal.end(None).await;
     assert_eq!(first.lost_reason(), None);
 
     // The question is about one holder, and there is another when the answer comes.
@@ -503,14 +486,14 @@ async fn a_lock_is_only_broken_when_that_is_confirmed() {
     first.release().await.unwrap();
     let second = held(&locks).await;
     terminal.type_in("y\n");
-    let (code, shown) = terminal.end().await;
-    assert!(code == Some(1) && shown.contains("changed hands"), "{shown}");
+    let shown = terminal.end(1).await;
+    assert!(shown.contains("changed hands"), "{shown:?}");
     assert_eq!(second.lost_reason(), None);
 
     let mut terminal = Terminal::new(&ground, "exec $W break nightly-7");
     terminal.until_shown("[y/N]").await;
     terminal.type_in("y\n");
-    assert_eq!(terminal.end().await.0, Some(0));
+    terminal.end(0).await;
     assert_eq!(within(SOON, "the loss", second.lost()).await, LostReason::Broken);
 }
 
@@ -523,15 +506,11 @@ async fn a_dumb_terminal_gets_lines() {
     let mut terminal = Terminal::new(&ground, "TERM=dumb exec $W watch");
     terminal.until_shown("  nightly-7  granted to ").await;
     terminal.type_in("\u{3}");
-    let (code, shown) = terminal.end().await;
-    assert_eq!(code, None, "it dies by the signal: {shown}");
+    let shown = terminal.end(None).await;
     assert!(!shown.contains('\u{1b}'), "{shown:?}");
     // One that waits, for longer than the line of other terminals would take to appear.
     let wait = "TERM=dumb exec $W run --timeout 2s nightly-7 -- true";
-    let (code, shown) = Terminal::new(&ground, wait).end().await;
-    assert!(
-        code == Some(75) && !shown.contains('\u{1b}') && !shown.contains("waiting for"),
-        "{shown:?}"
-    );
+    let shown = Terminal::new(&ground, wait).end(75).await;
+    assert!(!shown.contains('\u{1b}') && !shown.contains("waiting for"), "{shown:?}");
     drop(held);
 }

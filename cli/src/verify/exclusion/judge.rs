@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Contest, SECTION};
+use super::Contest;
 use crate::verify::report::Check;
 
 /// A hold, as its client saw it.
@@ -93,26 +93,26 @@ pub(super) fn judge(contest: Contest, record: Record, sum: u64) -> Check {
     let name = contest.name();
     for holds in by_name.values() {
         if let Some(evidence) = overlap(holds, contest.capacity()) {
-            return Check::broken(SECTION, name, "holders at once beyond the lock's capacity").with(evidence);
+            return Check::broken(name, "holders at once beyond the lock's capacity").with(evidence);
         }
         if let Some(evidence) = tokens(holds, contest.capacity()) {
-            return Check::broken(SECTION, name, "a fencing token did not rise").with(evidence);
+            return Check::broken(name, "a fencing token did not rise").with(evidence);
         }
     }
     // Holders that were interrupted may have counted, too.
     if matches!(contest, Contest::Mutex | Contest::Documents) && sum < counted {
         let found = format!("{counted} holders have counted up one after the other, and {sum} is the number");
-        return Check::broken(SECTION, name, found);
+        return Check::broken(name, found);
     }
     if count == 0 {
-        return Check::skipped(SECTION, name, "nobody got a lock in the time of the check");
+        return Check::skipped(name, "nobody got a lock in the time of the check");
     }
     let broken = match breaks.len() {
         0 => String::new(),
         count => format!(", {count} breaks"),
     };
     let found = format!("{count} holds of {} clients{broken}", clients.len());
-    Check::kept(SECTION, name, found)
+    Check::kept(name, found)
 }
 
 /// Finds holders that were valid at once and have more permits than there are.

@@ -6,7 +6,10 @@
 mod judge;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -107,7 +110,7 @@ pub(super) async fn run(
     ];
     let share = time / u32::try_from(contests.len()).unwrap_or(1);
     for contest in contests {
-        let check = contend(ground, pace, &clients, contest, seed, share).await?;
+        let (check, ()) = contend(ground, pace, &clients, contest, seed, sleep(share)).await?;
         let verdict = check.verdict;
         let hangs = verdict == Verdict::Inconclusive || verdict == Verdict::Broken && check.evidence.is_none();
         checks.push(check);
@@ -119,15 +122,15 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Makes all clients contend for this long, and judges what they held.
-pub(super) async fn contend(
+/// Makes all clients contend until this is over, and judges what they held; returns how it ended too.
+pub(super) async fn contend<T>(
     ground: &Ground<'_>,
     pace: &Pace,
     clients: &[LockClient],
     contest: Contest,
     seed: u64,
-    time: Duration,
-) -> Result<Check, Failure> {
+    meanwhile: impl Future<Output = T>,
+) -> Result<(Check, T), Failure> {
     let documents = ground.collection("documents");
     let counted = ground.collection("counted");
     for name in ["a", "b"] {
@@ -140,7 +143,7 @@ pub(super) async fn contend(
         asked(written).await?;
     }
     let record = Arc::new(Mutex::new(Record::default()));
-    let end = Instant::now() + time;
+    let goes_on = Arc::new(AtomicBool::new(true));
     let mut tasks: JoinSet<Result<(), AcquireError>> = JoinSet::new();
     for (locks, client) in clients.iter().zip(0..) {
         for task in 0..TASKS {
@@ -154,27 +157,29 @@ pub(super) async fn contend(
                 random: Random::new(seed ^ (client * TASKS + task)),
                 record: record.clone(),
             };
-            tasks.spawn(player.play(end));
+            tasks.spawn(player.play(goes_on.clone()));
         }
     }
+    let ended = meanwhile.await;
+    goes_on.store(false, Ordering::Relaxed);
     let played = async {
         while let Some(ended) = tasks.join_next().await {
             ended.map_err(|stopped| Failure::internal(format!("a task was stopped: {stopped}")))??;
         }
         Ok::<_, Failure>(())
     };
-    let Ok(played) = timeout(time + pace.patience, played).await else {
+    let Ok(played) = timeout(pace.patience, played).await else {
         let found = format!(
             "an acquire has not come to its end {} after the time",
             span_of(pace.patience)
         );
         // Eighteen tasks hold five times each, by five commands: most of them under one name, one after the other.
-        return Ok(pace.late(SECTION, contest.name(), (pace.patience, 450), found));
+        return Ok((pace.late(contest.name(), (pace.patience, 450), found), ended));
     };
     played?;
     let record = std::mem::take(&mut *record.lock().unwrap_or_else(PoisonError::into_inner));
     let count = asked(async move { sum(&counted, contest).await }).await?;
-    Ok(judge(contest, record, count))
+    Ok((judge(contest, record, count), ended))
 }
 
 /// Returns the sum of what the holders have counted.
@@ -206,9 +211,9 @@ struct Player {
 }
 
 impl Player {
-    async fn play(mut self, end: Instant) -> Result<(), AcquireError> {
+    async fn play(mut self, goes_on: Arc<AtomicBool>) -> Result<(), AcquireError> {
         let mut rounds = 0..;
-        while rounds.next() < Some(ROUNDS) || Instant::now() < end {
+        while rounds.next() < Some(ROUNDS) || goes_on.load(Ordering::Relaxed) {
             let name = name_of(self.contest, if self.random.below(3) == 0 { "b" } else { "a" });
             // Some give up, and the acquires of some are dropped.
             let patience = (self.random.below(4) == 0).then(|| Duration::from_millis(5 + self.random.below(50)));
