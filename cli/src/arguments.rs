@@ -8,7 +8,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use rustix::process::Signal;
-use watchlock::operate::Kind;
+use watchlock::{FencingToken, operate::Kind};
 
 use crate::{connection::Connection, exit, locks::Kept, text::exact};
 
@@ -469,10 +469,17 @@ impl From<Hold> for Run {
 #[command(after_help = exit::table(Some("renew")), override_usage = "watchlock renew [OPTIONS] --token <TOKEN> <NAME>")]
 pub(crate) struct Renew {
     #[command(flatten)]
+    pub(crate) step: Step,
+}
+
+/// The hold that a step renews or releases.
+#[derive(Args, Debug)]
+pub(crate) struct Step {
+    #[command(flatten)]
     pub(crate) output: Output,
     /// The token that `watchlock acquire` printed
-    #[arg(long, value_name = "TOKEN", env = "WATCHLOCK_TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
-    pub(crate) token: i64,
+    #[arg(long, value_name = "TOKEN", env = "WATCHLOCK_TOKEN", value_parser = token())]
+    pub(crate) token: FencingToken,
     /// The name of the lock
     #[arg(value_parser = lock_name)]
     pub(crate) name: String,
@@ -493,13 +500,7 @@ pub(crate) struct Renew {
 #[command(after_help = exit::table(Some("release")), override_usage = "watchlock release [OPTIONS] --token <TOKEN> <NAME>")]
 pub(crate) struct Release {
     #[command(flatten)]
-    pub(crate) output: Output,
-    /// The token that `watchlock acquire` printed
-    #[arg(long, value_name = "TOKEN", env = "WATCHLOCK_TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
-    pub(crate) token: i64,
-    /// The name of the lock
-    #[arg(value_parser = lock_name)]
-    pub(crate) name: String,
+    pub(crate) step: Step,
 }
 
 /// Wait until nobody holds a lock
@@ -661,8 +662,8 @@ pub(crate) struct Break {
     #[arg(long, short = 'y')]
     pub(crate) yes: bool,
     /// Only the holder with this token, as shown by ls and show: one holder of a semaphore, or one reader
-    #[arg(long, value_name = "TOKEN")]
-    pub(crate) holder: Option<i64>,
+    #[arg(long, value_name = "TOKEN", value_parser = token())]
+    pub(crate) holder: Option<FencingToken>,
     /// The name of the lock, or the `_id` of a document
     pub(crate) name: String,
 }
@@ -785,6 +786,10 @@ const KINDS: [(&str, Kind); 6] = [
 fn kind() -> impl TypedValueParser<Value = Kind> {
     let of = |name: String| KINDS.into_iter().find_map(|(its, kind)| (its == name).then_some(kind));
     PossibleValuesParser::new(KINDS.map(|(name, _)| name)).try_map(move |name| of(name).ok_or("no kind"))
+}
+
+fn token() -> impl TypedValueParser<Value = FencingToken> {
+    clap::value_parser!(i64).range(1..).try_map(FencingToken::try_from)
 }
 
 /// Reads a signal: by its name, with or without `SIG`, or by its number.

@@ -53,7 +53,7 @@ pub(crate) async fn attend(
 ) -> End {
     let (grace, mut notice) = (care.grace, care.wanted);
     // A limit beyond the clock's range is no limit.
-    let mut limit = warn_after.and_then(|most| Some((most, Instant::now().checked_add(most)?)));
+    let mut limit = warn_after.and_then(|most| Instant::now().checked_add(most));
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seemed_stopped = false;
@@ -83,14 +83,13 @@ pub(crate) async fn attend(
                 },
                 signal => running.pass_on(signal),
             },
-            most = passed(limit) => {
+            () = sleep_until(limit.unwrap_or_else(Instant::now)), if limit.is_some() => {
                 limit = None;
-                let (name, most) = (plain(&handle.name()), exact(most));
+                let (name, most) = (plain(&handle.name()), exact(warn_after.unwrap_or_default()));
                 say(&format!("`{name}` has been held for {most}; the command is still running"));
             }
-            signal = wanted(handle, notice) => {
-                notice = None;
-                running.pass_on(signal);
+            () = handle.wanted(), if notice.is_some() => {
+                notice.take().into_iter().for_each(|signal| running.pass_on(signal));
             }
             _ = tick.tick() => {
                 running.notice_foreground();
@@ -101,28 +100,6 @@ pub(crate) async fn attend(
                 seemed_stopped = seems_stopped && !seemed_stopped;
             }
         }
-    }
-}
-
-/// Waits until somebody waits for the lock, and returns the signal for that; forever if there is none.
-async fn wanted(handle: &Held, signal: Option<Signal>) -> Signal {
-    match signal {
-        Some(signal) => {
-            handle.wanted().await;
-            signal
-        }
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits until a limit has passed, and returns its length; forever if there is none.
-async fn passed(limit: Option<(Duration, Instant)>) -> Duration {
-    match limit {
-        Some((most, at)) => {
-            sleep_until(at).await;
-            most
-        }
-        None => std::future::pending().await,
     }
 }
 

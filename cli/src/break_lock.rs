@@ -32,14 +32,12 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
         holder,
         name,
     } = arguments;
-    let typed = kept.read(&name).await?;
     if !yes && !io::stdin().is_terminal() {
         return Err(Failure::usage(
             "standard input is not a terminal: pass --yes to break the lock",
         ));
     }
-    let place = connection.prompt().await?;
-    let (locks, name) = kept.find(&place, typed).await?;
+    let (_, locks, name) = kept.find(&name, connection.prompt()).await?;
     let Some(before) = locks.inspect(&name).await? else {
         return not_broken(&name, None, &no_trace(&name), output);
     };
@@ -47,22 +45,18 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
     if !before.is_held() {
         return not_broken(&name, Some(&before), &nobody, output);
     }
-    let token = match holder.map(|token| token_of(&before, token)) {
-        None => None,
-        Some(Some(token)) => Some(token),
-        Some(None) => {
-            let told = format!("nobody holds `{}` under this token", plain(&name));
-            return not_broken(&name, Some(&before), &told, output);
-        }
-    };
+    if holder.is_some_and(|token| !tokens(&before).contains(&token)) {
+        let told = format!("nobody holds `{}` under this token", plain(&name));
+        return not_broken(&name, Some(&before), &told, output);
+    }
     if !yes {
-        if !terminal::confirms(&format!("{before}\n{GRACE}\n{}", question(&before, token)))? {
+        if !terminal::confirms(&format!("{before}\n{GRACE}\n{}", question(&before, holder)))? {
             return not_broken(&name, Some(&before), "nothing was broken", output);
         }
         // It may have changed hands while the user thought about it.
         let now = locks.inspect(&name).await?;
         // With one holder's token this is certain: no other holder has the same.
-        if token.is_none() && now.as_ref().map(tokens) != Some(tokens(&before)) {
+        if holder.is_none() && now.as_ref().map(tokens) != Some(tokens(&before)) {
             let told = format!(
                 "`{}` has changed hands in the meantime; nothing was broken",
                 plain(&name)
@@ -70,7 +64,7 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
             return not_broken(&name, now.as_ref(), &told, output);
         }
     }
-    let after = match token {
+    let after = match holder {
         None => match locks.break_lock(&name).await? {
             // Its time ran out in the meantime. A hold that was broken is not in it any more.
             Some(after) if tokens(&after).iter().any(|token| tokens(&before).contains(token)) => {
@@ -118,11 +112,6 @@ fn not_broken(name: &str, lock: Option<&LockInfo>, why: &str, output: Output) ->
 
 fn tokens(lock: &LockInfo) -> Vec<FencingToken> {
     live(lock).map(|holder| holder.token).collect()
-}
-
-/// Returns the token of a holder, if one has this number.
-fn token_of(lock: &LockInfo, number: i64) -> Option<FencingToken> {
-    tokens(lock).into_iter().find(|token| token.as_i64() == number)
 }
 
 /// Returns the question before a lock is broken, or one of its holders is evicted.

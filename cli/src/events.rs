@@ -31,21 +31,12 @@ impl Seen {
 
     /// Returns the event as a line.
     pub(crate) fn line(&self) -> String {
-        self.after(&time(self.at))
-    }
-
-    /// Returns the same with a shorter time: `01-31 12:00:00`.
-    pub(crate) fn brief(&self) -> String {
-        self.after(&time(self.at)[5..19].replace('T', " "))
-    }
-
-    fn after(&self, at: &str) -> String {
-        let Self { name, event, .. } = self;
+        let Self { at, name, event } = self;
         let why = match event {
             LockEvent::Granted { holder, .. } => holder.owner.reason.as_deref(),
             _ => None,
         };
         let why = why.map(|why| format!(": {}", plain(why))).unwrap_or_default();
-        format!("{at}  {}  {event}{why}", plain(name))
+        format!("{}  {}  {event}{why}", time(*at), plain(name))
     }
 }

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 
 use watchlock::{
     FencingToken, LostReason, Released,
-    election::Election,
     errors::HoldError,
     locks::{MultiLock, Once},
 };
 
 #[derive(Debug)]
 pub(crate) enum Held {
+    /// A lock, or the lead in an election.
     Lock(watchlock::Held),
     Locks(watchlock::Held<MultiLock>),
-    Lead(watchlock::Held<Election>),
     /// A command that runs once in a period.
     Job(watchlock::Held<Once>),
 }
@@ -23,7 +22,6 @@ impl Held {
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Lock(handle) => handle.name().to_owned(),
-            Self::Lead(handle) => handle.name().to_owned(),
             Self::Job(job) => job.name().to_owned(),
             Self::Locks(handle) => match handle.check() {
                 Err(lost) => lost.name,
@@ -39,7 +37,6 @@ impl Held {
     pub(crate) fn token(&self, name: &str) -> Option<FencingToken> {
         match self {
             Self::Lock(handle) => Some(handle.token()),
-            Self::Lead(handle) => Some(handle.token()),
             Self::Job(job) => Some(job.token()),
             Self::Locks(handle) => handle.token_of(name),
         }
@@ -49,14 +46,13 @@ impl Held {
     pub(crate) fn tokens(&self) -> Option<BTreeMap<&str, i64>> {
         match self {
             Self::Locks(handle) => Some(handle.tokens().map(|(name, token)| (name, token.as_i64())).collect()),
-            Self::Lock(_) | Self::Lead(_) | Self::Job(_) => None,
+            Self::Lock(_) | Self::Job(_) => None,
         }
     }
 
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
         match self {
             Self::Lock(handle) => handle.lost_reason(),
-            Self::Lead(handle) => handle.lost_reason(),
             Self::Job(job) => job.lost_reason(),
             Self::Locks(handle) => handle.lost_reason(),
         }
@@ -65,7 +61,6 @@ impl Held {
     pub(crate) async fn lost(&self) -> LostReason {
         let lost = match self {
             Self::Lock(handle) => handle.lost().await,
-            Self::Lead(handle) => handle.lost().await,
             Self::Job(job) => job.lost().await,
             Self::Locks(handle) => handle.lost().await,
         };
@@ -76,7 +71,6 @@ impl Held {
     pub(crate) async fn wanted(&self) {
         match self {
             Self::Lock(handle) => handle.wanted().await,
-            Self::Lead(handle) => handle.wanted().await,
             Self::Job(job) => job.wanted().await,
             Self::Locks(handle) => handle.wanted().await,
         }
@@ -88,7 +82,6 @@ impl Held {
         // The error is in the reason of the loss.
         drop(match self {
             Self::Lock(handle) => handle.renew().await,
-            Self::Lead(handle) => handle.renew().await,
             Self::Job(job) => job.renew().await,
             Self::Locks(handle) => handle.renew().await,
         });
@@ -98,7 +91,6 @@ impl Held {
     pub(crate) async fn release(self, done: bool) -> Result<Released, HoldError> {
         match self {
             Self::Lock(handle) => handle.release().await,
-            Self::Lead(handle) => handle.release().await,
             Self::Locks(handle) => handle.release().await,
             Self::Job(job) if done => job.done().await,
             Self::Job(job) => job.release().await,

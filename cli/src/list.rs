@@ -20,25 +20,21 @@ use crate::{
     text::{plain, span},
 };
 
-const COLUMNS: [Column; 8] = [
-    NAME,
+/// The columns of locks; users look for the name of a lock, so everything else gives way first.
+pub(crate) const COLUMNS: [Column; 8] = [
+    Column::text("NAME", 32),
     Column::whole("KIND"),
-    HELD_BY,
+    Column::text("HELD BY", 18),
     Column::whole("FOR"),
     Column::whole("LEFT"),
     Column::whole("TOKEN"),
     Column::whole("WAITING"),
-    WHY,
+    Column::text("WHY", 14),
 ];
 
 /// Priority of the columns if there is no room for all: name, holder, held since, reason, time left of the lease,
 /// number of waiters, token, kind.
-const ORDER: [usize; 8] = [0, 2, 3, 7, 4, 6, 5, 1];
-
-/// Users look for the name of a lock, so everything else gives way first.
-pub(crate) const NAME: Column = Column::text("NAME", 32);
-pub(crate) const HELD_BY: Column = Column::text("HELD BY", 18);
-pub(crate) const WHY: Column = Column::text("WHY", 14);
+pub(crate) const ORDER: [usize; 8] = [0, 2, 3, 7, 4, 6, 5, 1];
 
 /// Limits the documents that are not locks and are named one by one: this many show that something is wrong.
 const UNREADABLE_SHOWN: usize = 10;
@@ -124,31 +120,33 @@ fn print(found: &[LockInfo]) -> io::Result<()> {
 }
 
 fn formatted(found: &[LockInfo], within: Option<usize>) -> String {
+    // For each holder, so that a search through the output finds complete lines; one for a free lock.
     let rows: Vec<_> = found.iter().flat_map(rows).collect();
     table(COLUMNS, &rows, ORDER, within)
 }
 
-/// Returns one row for each holder, so that a search through the output finds complete lines; one for a free lock.
 fn rows(lock: &LockInfo) -> Vec<[String; 8]> {
-    let now = lock.as_of;
-    let row = |holder: Option<&HolderInfo>| {
-        let [by, held, left, token, why] = cells(holder, now);
-        let (name, kind) = (plain(&lock.name), lock.kind.to_string());
-        [name, kind, by, held, left, token, waiting(lock, now), why]
-    };
     match &lock.holders[..] {
-        [] => vec![row(None)],
-        holders => holders.iter().map(|holder| row(Some(holder))).collect(),
+        [] => vec![row(lock, None, lock.as_of)],
+        holders => holders
+            .iter()
+            .map(|holder| row(lock, Some(holder), lock.as_of))
+            .collect(),
     }
 }
 
-/// Returns the cells of a holder, or of nobody: who it is, since when, the time left of the lease, token and reason.
-pub(crate) fn cells(holder: Option<&HolderInfo>, now: SystemTime) -> [String; 5] {
-    let Some(holder) = holder else {
-        return ["-"; 5].map(str::to_owned);
+/// Returns the row of a holder: who it is, since when, the time left of its lease, token and reason; or that of a lock
+/// without one.
+pub(crate) fn row(lock: &LockInfo, holder: Option<&HolderInfo>, now: SystemTime) -> [String; 8] {
+    let (name, kind) = (plain(&lock.name), lock.kind.to_string());
+    let [by, held, left, token, why] = match holder {
+        None => ["-"; 5].map(str::to_owned),
+        Some(holder) => {
+            let (held, token) = (span(holder.since, now), holder.token.to_string());
+            [who(holder), held, left(holder, now), token, why(holder)]
+        }
     };
-    let (held, token) = (span(holder.since, now), holder.token.to_string());
-    [who(holder), held, left(holder, now), token, why(holder)]
+    [name, kind, by, held, left, token, waiting(lock, now), why]
 }
 
 /// Returns how much of the lease is left, and whether nobody seems to renew it; nothing for a dead holder.

@@ -58,39 +58,38 @@ impl Kept {
         Ok(())
     }
 
-    /// Reads the name of the requested lock, as a user has typed it; checks it and the field, before anything is sent.
-    pub(crate) async fn read(&self, text: &str) -> Result<Typed, Failure> {
-        Ok(match self.in_memory() {
+    /// Connects to the locks, and returns them with the requested one's name as it is listed. A user has typed it: it and
+    /// the field are checked before anything is sent, by the library's own rules.
+    pub(crate) async fn find(
+        &self,
+        text: &str,
+        connecting: impl Future<Output = Result<Place, Failure>>,
+    ) -> Result<(Place, Locks, String), Failure> {
+        let collection = self.documents.as_deref().unwrap_or_default();
+        let (place, name) = match self.in_memory() {
             Locks::Named(locks) => {
                 drop(locks.inspect(text).await?);
-                Typed::Name(text.to_owned())
+                (connecting.await?, text.to_owned())
             }
-            Locks::Documents(documents) => Typed::Id(Readings::of(&documents, text).await?),
+            Locks::Documents(documents) => {
+                let readings = Readings::of(&documents, text).await?;
+                let place = connecting.await?;
+                let name = readings.find(&place, collection, &documents).await?;
+                (place, name)
+            }
             Locks::Elements(documents, array) => {
                 let (id, key) = of_element(&documents, text)?;
-                let element = documents.element::<Document>(array, key.clone());
+                let element = documents.element::<Document>(array, key);
                 // The key alone: the `_id` can be of several types.
                 drop(element.inspect(0).await?);
-                Typed::Element(Readings::of(&documents, id).await?, key)
+                let readings = Readings::of(&documents, id).await?;
+                let place = connecting.await?;
+                let name = readings.find(&place, collection, &documents).await?;
+                (place, element.name_of(listed(&documents, &name)))
             }
-        })
-    }
-
-    /// Connects to the locks, and returns them with the requested one's name as it is listed.
-    pub(crate) async fn find(&self, place: &Place, typed: Typed) -> Result<(Locks, String), Failure> {
-        let locks = self.locks(place).await?;
-        let name = match (typed, &locks, &self.documents) {
-            (Typed::Name(name), ..) => name,
-            (Typed::Id(readings), Locks::Documents(documents), Some(collection)) => {
-                readings.find(place, collection, documents).await?
-            }
-            (Typed::Element(readings, key), Locks::Elements(documents, array), Some(collection)) => {
-                let id = listed(documents, &readings.find(place, collection, documents).await?);
-                documents.element::<Document>(array, key).name_of(id)
-            }
-            _ => return Err(Failure::internal("an `_id` names no lock outside of documents")),
         };
-        Ok((locks, name))
+        let locks = self.locks(&place).await?;
+        Ok((place, locks, name))
     }
 
     fn in_memory(&self) -> Locks {
@@ -117,15 +116,6 @@ impl Kept {
             Some(collection) => self.in_place(client.documents(place.database.collection(collection))),
         })
     }
-}
-
-/// The name of a lock as a user has typed it.
-#[derive(Clone, Debug)]
-pub(crate) enum Typed {
-    Name(String),
-    Id(Readings),
-    /// The `_id` of the document, and the key of the element.
-    Element(Readings, Document),
 }
 
 /// Locks of any sort, each by its listed name.

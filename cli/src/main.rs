@@ -9,12 +9,12 @@ mod attend;
 mod bench;
 mod break_lock;
 mod clock;
-mod completions;
 mod connection;
 mod descendants;
 mod doctor;
 mod events;
 mod exit;
+mod generated;
 mod ground;
 mod held;
 mod holder;
@@ -27,18 +27,16 @@ mod live;
 mod locks;
 #[cfg(test)]
 mod made_up;
-mod manual;
 mod measure;
 mod messages;
 mod observe;
 mod permits;
 mod process;
-mod release;
-mod renew;
 mod run;
 mod screen;
 mod show;
 mod signals;
+mod steps;
 mod table;
 mod terminal;
 mod text;
@@ -97,9 +95,9 @@ fn dispatch(arguments: Arguments) -> Outcome {
         connection, command, ..
     } = arguments;
     match command {
-        Command::Completions { shell } => return completions::completions(shell),
-        Command::Man { into: Some(folder), .. } => return manual::pages(&folder),
-        Command::Man { command, .. } => return manual::page(command.as_deref()),
+        Command::Completions { shell } => return generated::completions(shell),
+        Command::Man { into: Some(folder), .. } => return generated::pages(&folder),
+        Command::Man { command, .. } => return generated::page(command.as_deref()),
         _ => {}
     }
     check_descriptors()?;
@@ -123,8 +121,8 @@ fn dispatch(arguments: Arguments) -> Outcome {
             Command::Elect(elect) => run::run(&connection, elect.into()).await,
             Command::Hold(hold) => run::run(&connection, hold.into()).await,
             Command::Acquire(acquire) => acquire::acquire(&connection, acquire).await,
-            Command::Release(release) => release::release(&connection, release).await,
-            Command::Renew(renew) => renew::renew(&connection, renew).await,
+            Command::Release(release) => steps::release(&connection, release.step).await,
+            Command::Renew(renew) => steps::renew(&connection, renew.step).await,
             Command::Wait(wait) => wait::wait(&connection, wait).await,
             Command::Observe(observe) => observe::observe(&connection, observe).await,
             Command::Ls(list) => list::list(&connection, list).await,

@@ -14,8 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use watchlock::FencingToken;
-
 use crate::text::plain;
 
 /// Limits the messages that wait for standard error, and the others are lost: a run says a handful.
@@ -56,20 +54,6 @@ pub(crate) fn say(message: &str) {
     if !is_quiet() {
         fail(message);
     }
-}
-
-/// Says that nobody holds the lock under this token: it was given back, or its time is over.
-pub(crate) fn say_not_held(name: &str, token: FencingToken) {
-    let name = plain(name);
-    say(&format!("`{name}` is not held under the token {token} (any more)"));
-}
-
-/// Says that the hold is that of a program, which renews it.
-pub(crate) fn say_held_by(name: &str, token: FencingToken, who: &str) {
-    let name = plain(name);
-    say(&format!(
-        "`{name}` is held under the token {token} by {who}, which renews it itself"
-    ));
 }
 
 /// Writes a line to standard error, as soon as it accepts one. Standard output is for the results, and for the command

@@ -256,7 +256,7 @@ async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Res
     let name = &arguments.name;
     if let Some(value) = &arguments.value {
         let lead = wait(locks.election(name).campaign(value), arguments, left).await;
-        return lead.map(Held::Lead);
+        return lead.map(|lead| Held::Lock(lead.into()));
     }
     if !arguments.and.is_empty() {
         let several = locks.multi(arguments.names());

@@ -20,9 +20,7 @@ use crate::{
 };
 
 pub(crate) async fn show(connection: &Connection, arguments: Show) -> Outcome {
-    let typed = arguments.kept.read(&arguments.name).await?;
-    let place = connection.prompt().await?;
-    let (locks, name) = arguments.kept.find(&place, typed).await?;
+    let (_, locks, name) = arguments.kept.find(&arguments.name, connection.prompt()).await?;
     let lock = locks.inspect(&name).await?;
     let code = if lock.is_some() {
         ExitCode::SUCCESS

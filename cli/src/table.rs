@@ -10,6 +10,9 @@ use crate::text::{cut, width, width_up_to};
 /// Maximum width to which a cell is padded: one absurdly long cell would otherwise multiply the output by its length.
 const PADDED_MOST: usize = 256;
 
+/// Number of spaces between two columns.
+pub(crate) const GAP: u16 = 2;
+
 /// Least width of a text that is cut because it would not fit otherwise.
 const PART_LEAST: usize = 9;
 
@@ -43,15 +46,8 @@ pub(crate) struct Layout<const N: usize> {
 }
 
 impl<const N: usize> Layout<N> {
-    /// Lays out rows within a width, if there is a limit, with a gap between any two columns. The first in `order` is
-    /// the last to shrink.
-    pub(crate) fn new(
-        columns: [Column; N],
-        rows: &[[String; N]],
-        order: [usize; N],
-        gap: usize,
-        within: Option<usize>,
-    ) -> Self {
+    /// Lays out rows within a width, if there is a limit. The first in `order` is the last to shrink.
+    pub(crate) fn new(columns: [Column; N], rows: &[[String; N]], order: [usize; N], within: Option<usize>) -> Self {
         // Of a text that is too wide in any case, no more is counted.
         let most = within.unwrap_or(usize::MAX);
         let mut natural = columns.map(|column| width(column.heading));
@@ -61,7 +57,7 @@ impl<const N: usize> Layout<N> {
             }
         }
         let readable = columns.map(|column| column.readable);
-        let widths = within.map_or(natural, |within| fit(natural, readable, order, gap, within));
+        let widths = within.map_or(natural, |within| fit(natural, readable, order, within));
         Self { columns, widths }
     }
 
@@ -86,10 +82,10 @@ impl<const N: usize> Layout<N> {
         self.widths.into_iter().filter(|width| *width > 0)
     }
 
-    fn line(&self, cells: impl Iterator<Item = String>, gap: usize) -> String {
+    fn line(&self, cells: impl Iterator<Item = String>) -> String {
         let mut line = String::new();
         for (cell, wanted) in cells.zip(self.widths()) {
-            let padding = wanted.min(PADDED_MOST).saturating_sub(width(&cell)) + gap;
+            let padding = wanted.min(PADDED_MOST).saturating_sub(width(&cell)) + usize::from(GAP);
             // Writing to a String can't fail.
             let _ = write!(line, "{cell}{:padding$}", "");
         }
@@ -105,10 +101,10 @@ fn fit<const N: usize>(
     natural: [usize; N],
     readable: [Option<usize>; N],
     order: [usize; N],
-    gap: usize,
     within: usize,
 ) -> [usize; N] {
     let mut widths = [0; N];
+    let gap = usize::from(GAP);
     let mut left = within + gap;
     for (place, column) in order.into_iter().enumerate() {
         let room = left.saturating_sub(gap);
@@ -138,12 +134,10 @@ pub(crate) fn table<const N: usize>(
     order: [usize; N],
     within: Option<usize>,
 ) -> String {
-    /// Number of spaces between two columns.
-    const GAP: usize = 2;
-    let layout = Layout::new(columns, rows, order, GAP, within);
-    let mut text = layout.line(layout.headings(), GAP);
+    let layout = Layout::new(columns, rows, order, within);
+    let mut text = layout.line(layout.headings());
     for row in rows {
-        text += &layout.line(layout.cells(row), GAP);
+        text += &layout.line(layout.cells(row));
     }
     text
 }
@@ -169,7 +163,7 @@ mod tests {
         let natural = [20, 9, 30, 6];
         let readable = [Some(20), None, Some(12), None];
         let order = [0, 2, 3, 1];
-        let fitted = [200, 60, 40, 31, 12].map(|width| fit(natural, readable, order, 1, width));
+        let fitted = [200, 63, 42, 32, 12].map(|width| fit(natural, readable, order, width));
         assert_eq!(fitted[0], natural);
         assert_eq!(fitted[1], [20, 9, 22, 6]);
         assert_eq!(fitted[2], [20, 0, 12, 6]);

@@ -38,17 +38,17 @@ const LOOK: Duration = Duration::from_secs(5);
 /// takes its place.
 pub(crate) async fn watch(connection: &Connection, arguments: Watch, ending: Option<AbortHandle>) -> Outcome {
     let kept = &arguments.kept;
-    let typed = match &arguments.name {
-        Some(name) => Some(kept.read(name).await?),
-        None => kept.check().await.map(|()| None)?,
-    };
-    let place = connection.prompt().await?;
-    let (locks, name) = match typed {
-        Some(typed) => kept
-            .find(&place, typed)
-            .await
-            .map(|(locks, name)| (locks, Some(name)))?,
-        None => (kept.locks(&place).await?, None),
+    let (place, locks, name) = match &arguments.name {
+        Some(name) => {
+            let (place, locks, name) = kept.find(name, connection.prompt()).await?;
+            (place, locks, Some(name))
+        }
+        None => {
+            kept.check().await?;
+            let place = connection.prompt().await?;
+            let locks = kept.locks(&place).await?;
+            (place, locks, None)
+        }
     };
     let events = locks.events(name.as_deref());
     let can_be_drawn = terminal::can_draw(io::stdout()) && io::stdin().is_terminal();

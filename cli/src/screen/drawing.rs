@@ -17,31 +17,14 @@ use super::view::{Part, View};
 use crate::{
     events::Seen,
     holder::{is_at_risk, short},
-    list::{HELD_BY, NAME, WHY, cells},
+    list::{self, COLUMNS, ORDER},
     show::in_full,
-    table::{Column, Layout as Columns},
+    table::{GAP, Layout as Columns},
     text::{cut, plain, span, span_of},
 };
 
 /// Number of lines for the events.
 const EVENT_LINES: u16 = 8;
-
-const COLUMNS: [Column; 7] = [
-    NAME,
-    Column::whole("KIND"),
-    HELD_BY,
-    Column::whole("FOR"),
-    Column::whole("LEFT"),
-    Column::whole("TOKEN"),
-    WHY,
-];
-
-/// Priority of the columns if there is no room for all: name, holder, held since, reason, time left of the lease,
-/// token, kind.
-const ORDER: [usize; 7] = [0, 2, 3, 6, 4, 5, 1];
-
-/// Number of spaces between two columns.
-const GAP: usize = 1;
 
 impl View {
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>, here: SystemTime) {
@@ -61,7 +44,7 @@ impl View {
             .iter()
             .map(|(at, part)| self.row(*at, *part, now))
             .unzip();
-        let columns = Columns::new(COLUMNS, &cells, ORDER, GAP, Some(usize::from(body.width)));
+        let columns = Columns::new(COLUMNS, &cells, ORDER, Some(usize::from(body.width)));
         let lengths = columns
             .widths()
             .map(|width| Constraint::Length(u16::try_from(width).unwrap_or(u16::MAX)));
@@ -71,6 +54,7 @@ impl View {
             .map(|(cells, style)| Row::new(columns.cells(cells)).style(style));
         let header = Row::new(columns.headings());
         let table = Table::new(rows, lengths)
+            .column_spacing(GAP)
             .header(header.style(Modifier::BOLD))
             .row_highlight_style(Modifier::REVERSED);
         frame.render_stateful_widget(table, body, &mut TableState::new().with_selected(selected));
@@ -81,7 +65,7 @@ impl View {
         let (title, text) = match details {
             Some(lock) => ("Selected lock", in_full(lock, now)),
             None => {
-                let events = self.events.iter().take(usize::from(log.height)).map(Seen::brief);
+                let events = self.events.iter().take(usize::from(log.height)).map(Seen::line);
                 let lines: Vec<String> = events.map(|event| cut(&event, usize::from(log.width))).collect();
                 ("Events", lines.join("\n"))
             }
@@ -136,11 +120,10 @@ impl View {
         Line::from(spans)
     }
 
-    fn row(&self, at: usize, part: Part, now: SystemTime) -> ([String; 7], Style) {
+    fn row(&self, at: usize, part: Part, now: SystemTime) -> ([String; 8], Style) {
         let lock = &self.locks[at];
-        let (name, kind) = (plain(&lock.name), lock.kind.to_string());
         match part {
-            Part::Free => (row([name, kind], cells(None, now)), Style::new()),
+            Part::Free => (list::row(lock, None, now), Style::new()),
             Part::Holder(holder) => {
                 let holder = &lock.holders[holder];
                 let style = if holder.until <= now {
@@ -150,7 +133,7 @@ impl View {
                 } else {
                     Style::new()
                 };
-                (row([name, kind], cells(Some(holder), now)), style)
+                (list::row(lock, Some(holder), now), style)
             }
             Part::Waiter(waiter) => {
                 let (position, waiter) = (waiter + 1, &lock.waiters[waiter]);
@@ -158,19 +141,18 @@ impl View {
                 let by = short(waiter.owner.label.as_deref(), &waiter.owner.host, waiter.owner.pid);
                 let dead = waiter.until <= now;
                 let cells = [
+                    plain(&lock.name),
+                    "  waits".to_owned(),
                     format!("  {position}. {by}{access}"),
                     span(waiter.since, now),
                     if dead { "over" } else { "" }.to_owned(),
                     String::new(),
+                    String::new(),
                     waiter.owner.reason.as_deref().map(plain).unwrap_or_default(),
                 ];
                 let style = if dead { Style::new().red() } else { Style::new().dim() };
-                (row([name, "  waits".to_owned()], cells), style)
+                (cells, style)
             }
         }
     }
-}
-
-fn row([name, kind]: [String; 2], [by, since, left, token, why]: [String; 5]) -> [String; 7] {
-    [name, kind, by, since, left, token, why]
 }

@@ -1,4 +1,4 @@
-//! Manual pages, generated from the definition of the command line.
+//! Manual pages, and completions for shells, generated from the definition of the command line.
 
 use std::{
     fs,
@@ -8,6 +8,7 @@ use std::{
 };
 
 use clap::{Command, CommandFactory as _};
+use clap_complete::Shell;
 
 use crate::{
     arguments::Arguments,
@@ -52,5 +53,13 @@ pub(crate) fn page(command: Option<&str>) -> Outcome {
     let mut page = Vec::new();
     clap_mangen::Man::new(described).render(&mut page)?;
     io::stdout().lock().write_all(&page)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn completions(shell: Shell) -> Outcome {
+    // Into memory first, as the generator panics if it can't write.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "watchlock", &mut script);
+    io::stdout().lock().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }
