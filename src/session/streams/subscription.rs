@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{super::line::UNANSWERED, failover_detector::Primary};
+use super::failover_detector::Primary;
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     error::ServerError,
@@ -45,8 +45,6 @@ pub(in crate::session) enum News {
     Opened { watched: Watched, is_gap: bool },
     /// Events; none of them is a sign of life.
     Events(Vec<Event>),
-    /// Nothing has followed the opening or the last events for a second. Told once.
-    Quiet,
     /// No stream is open, for this reason; the subscription goes on trying.
     Closed(PollingReason),
 }
@@ -76,12 +74,8 @@ enum Phase {
     Open {
         stream: Stream,
         since: Instant,
-        /// When it said something last.
-        heard_at: Instant,
         /// When the batch that is asked for is overdue.
         overdue_at: Option<Instant>,
-        /// Whether there were events since it was quiet last.
-        busy: bool,
         /// The election of the primary, as it was found first since the opening.
         elected: Option<Elected>,
     },
@@ -162,39 +156,16 @@ impl Subscription {
                         Ok(Err(_)) | Err(_) => self.pause(PollingReason::Interrupted),
                     };
                 }
-                Phase::Open {
-                    stream,
-                    heard_at,
-                    overdue_at,
-                    busy,
-                    ..
-                } => {
-                    let overdue_at_now = *overdue_at.get_or_insert_with(|| Instant::now() + SILENT);
-                    // Where there is much to tell, the next batch is expected soon after the opening, or after events. If none
-                    // comes, the stream is quiet, or its server is gone: see `failover_detector`.
-                    let quiet_at = *heard_at + UNANSWERED;
-                    let until = if *busy {
-                        overdue_at_now.min(quiet_at)
-                    } else {
-                        overdue_at_now
-                    };
+                Phase::Open { stream, overdue_at, .. } => {
+                    let until = *overdue_at.get_or_insert_with(|| Instant::now() + SILENT);
                     let batch = timeout_at(until, stream.next()).await;
-                    if batch.is_err() && until < overdue_at_now {
-                        *busy = false;
-                        return News::Quiet;
-                    }
-                    let silent = batch.is_err() && !matches!(stream, Stream::Memory(_));
                     *overdue_at = None;
                     match batch {
-                        Ok(Ok(events)) => {
-                            *heard_at = Instant::now();
-                            *busy |= !events.is_empty();
-                            return News::Events(events);
-                        }
+                        Ok(Ok(events)) => return News::Events(events),
                         Ok(Err(error)) => return self.broke(Some(&error)),
-                        Err(_) if silent => return self.broke(None),
                         // In memory nothing is overdue.
-                        Err(_) => {}
+                        Err(_) if matches!(stream, Stream::Memory(_)) => {}
+                        Err(_) => return self.broke(None),
                     }
                 }
             }
@@ -213,13 +184,10 @@ impl Subscription {
 
     fn opened(&mut self, stream: Stream, watched: Watched) -> News {
         telemetry::stream_opened();
-        let now = Instant::now();
         self.phase = Phase::Open {
             stream,
-            since: now,
-            heard_at: now,
+            since: Instant::now(),
             overdue_at: None,
-            busy: true,
             elected: None,
         };
         let is_gap = self.resume.take().is_none();
@@ -327,10 +295,7 @@ mod tests {
     }
 
     async fn opened(subscription: &mut Subscription) {
-        let mut news = subscription.next().await;
-        while matches!(news, News::Quiet) {
-            news = subscription.next().await;
-        }
+        let news = subscription.next().await;
         assert!(matches!(news, News::Opened { .. }), "{news:?}");
     }
 
@@ -346,22 +311,6 @@ mod tests {
             // Pauses of 0, 50, 100, 200, 400 and 800 ms, and of a second.
             assert_eq!(begin.elapsed(), Duration::from_millis(1_550 + 3_000), "{code}");
             opened(&mut subscription).await;
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn quiet_after_news_is_told_once() {
-        let server = Server::new(Vec::new());
-        let mut subscription = server.subscribe();
-        let began = Instant::now();
-        opened(&mut subscription).await;
-        let news = subscription.next().await;
-        assert!(matches!(news, News::Quiet), "{news:?}");
-        assert_eq!(began.elapsed(), UNANSWERED);
-        for _ in 0..5 {
-            // Signs of life are no news.
-            let news = subscription.next().await;
-            assert!(matches!(&news, News::Events(none) if none.is_empty()), "{news:?}");
         }
     }
 

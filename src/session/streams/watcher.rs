@@ -122,7 +122,6 @@ impl Watching {
                 session.ask_for_primary();
                 self.open = Some(watched);
             }
-            News::Quiet => session.ask_for_primary(),
             News::Events(events) => {
                 session.observers().seen_as_of(self.subscription.as_of());
                 events.iter().for_each(|event| session.on_event(event));
@@ -130,6 +129,9 @@ impl Watching {
                 let frees = |event: &Event| matches!(event, Event::Freed | Event::Everything);
                 if events.iter().any(frees) {
                     session.note_freed(self.open.as_ref().is_some_and(|open| open.free));
+                }
+                if !events.is_empty() {
+                    session.ask_for_primary();
                 }
                 self.had_events = !events.is_empty();
             }
