@@ -2,14 +2,15 @@
 //!
 //! The driver sends the next `getMore` of a stream to the server that has its cursor. Once that server is gone, it
 //! waits for it in server selection, for half a minute by default, and the stream is silent meanwhile. Silence alone
-//! shows only after the await time. One that is no longer the primary may go on with the stream, and have no news for it.
+//! shows only after the await time. One that is no longer the primary may go on with the stream, and have no news for
+//! it.
 //!
 //! So the primary is asked which election it has won: once a stream was opened or has told news, and when a command has
-//! failed as its server is no longer the primary or broke the connection. A session whose waiters only wait has no command
-//! under way that could fail, and its stream falls silent if there was news just as the server went: a `getMore` that the
-//! server has already is answered with an error. The answer to a renewal names the election too, so a client that holds
-//! locks finds out by itself. A stream that was opened under another election is opened anew at the new primary. The old
-//! one may still serve it, as a secondary, so no closing is reported, and nobody polls meanwhile.
+//! failed as its server is no longer the primary or broke the connection. A session whose waiters only wait has no
+//! command under way that could fail, and its stream falls silent if there was news just as the server went: a
+//! `getMore` that the server has already is answered with an error. The answer to a renewal names the election too, so
+//! a client that holds locks finds out by itself. A stream that was opened under another election is opened anew at the
+//! new primary. The old one may still serve it, as a secondary, so no closing is reported, and nobody polls meanwhile.
 
 use std::sync::Weak;
 
@@ -61,8 +62,8 @@ pub(super) async fn ask_for_primaries(weak: &Weak<Session>) -> Option<()> {
     let wanted = weak.upgrade()?.primary_wanted.clone();
     loop {
         wanted.notified().await;
-        // Its server may go just after the news. And at a primary that stands still, each question waits for as long as the
-        // driver lets it.
+        // Its server may go just after the news. And at a primary that stands still, each question waits for as long as
+        // the driver lets it.
         sleep(UNANSWERED).await;
         let (weak, session) = (weak.clone(), weak.upgrade()?);
         let store = session.store.clone();

@@ -24,8 +24,8 @@ use crate::{
 /// overdue by half a second is dropped. This is the back-stop of `failover_detector`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
 
-/// Time after which the first attempt to open a stream is given up: it can hang on a server that is gone, although another
-/// stands already.
+/// Time after which the first attempt to open a stream is given up: it can hang on a server that is gone, although
+/// another stands already.
 const OPENED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Pause before the next try where the server has no change streams or does not permit them: both can change.
