@@ -20,8 +20,8 @@ const NAMED: usize = 3;
 /// [`AcquireError::Unanswered`](crate::errors::AcquireError::Unanswered).
 ///
 /// A try has it from the answer that refused it. For a waiter it is the server's last report while it waited, which can
-/// be as old as half of the lease, as a waiter seldom sends a request: [`age`](Self::age) has its age. Only the number
-/// of waiters is as recent as the last look.
+/// be as old as half of the lease, as a waiter seldom sends a request while a change stream wakes it:
+/// [`age`](Self::age) has its age.
 ///
 /// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for
 /// 12s, because of "monthly run"; 2 waiters ahead of us``. The time of the hold is counted up to the error, as if it
@@ -36,8 +36,8 @@ pub struct Contention {
     /// The number of waiters that would have been served before us: 0 means that we were next. It counts the clients in
     /// the server's queue and, as a client has but one entry there, the tasks of this client that wait.
     pub waiting_before: usize,
-    /// Whether the server's queue was full, so that this client was not in it: one that finds it full looks about once
-    /// a second until there is room. [`waiting_before`](Self::waiting_before) counts the waiters that certainly come
+    /// Whether the server's queue was full, so that this client was not in it: one that finds it full asks every one to
+    /// five seconds until there is room. [`waiting_before`](Self::waiting_before) counts the waiters that certainly come
     /// first.
     pub queue_full: bool,
     /// Whether this client itself was among the holders. A lock is re-entrant only on request: see

@@ -17,7 +17,7 @@ pub enum WakeMode {
     /// [`hold_watch`](crate::LockClientBuilder::hold_watch) says: the streams of all that hold would cost the server more
     /// than that allows.
     StreamForWaiters,
-    /// Waiters look at their queue positions repeatedly, and holders check their locks twice a second.
+    /// Waiters ask for their queue positions repeatedly, and holders check their locks twice a second.
     Polling(PollingReason),
 }
 

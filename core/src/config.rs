@@ -64,7 +64,7 @@ pub struct Config {
     pub claim_lease: Option<Duration>,
     pub retention: Duration,
     pub skew_margin: Option<Duration>,
-    /// Shortest and longest pause between two looks, requests or reads of whatever polls.
+    /// Shortest and longest pause between two requests or reads of whatever polls.
     pub poll_interval: (Duration, Duration),
     /// Shortest pause of a waiter where the lock changes hands faster than that.
     pub poll_quickest: Duration,
@@ -103,7 +103,7 @@ impl Default for Config {
             retention: Duration::from_secs(24 * 3600),
             skew_margin: None,
             poll_interval: (Duration::from_millis(10), Duration::from_millis(500)),
-            // About the time of a command: looking more often would mostly show the same twice.
+            // About the time of a command: asking more often would mostly show the same twice.
             poll_quickest: Duration::from_millis(1),
             wake_source: WakeSource::default(),
             hold_watch: HoldWatch::default(),

@@ -272,26 +272,11 @@ impl Client {
         self.feed(lock, world, |step| step.give_back_idle());
     }
 
-    /// The next operation. `timer`: a pause is over, and a head that is queued asks again; one that found the queue full
-    /// looks at this document for room, as it is at that time of the server.
-    pub(super) fn next(
-        &mut self,
-        lock: usize,
-        timer: Option<(Option<State>, ServerTime)>,
-        world: World<'_>,
-    ) -> Option<Operation> {
+    /// The next operation. `timer`: a pause is over, and a head that is queued, or found the queue full, asks again.
+    pub(super) fn next(&mut self, lock: usize, timer: bool, world: World<'_>) -> Option<Operation> {
         self.feed(lock, world, |step| {
-            if let Some((mut state, at)) = timer {
+            if timer && (world.rules.asks_for_room || !step.is_kept_out()) {
                 step.fire_timers(instant(world.now));
-                let queue = state.iter_mut().flat_map(|state| &mut state.queue);
-                for waiter in queue.filter(|_| !world.rules.looks_for_the_dead) {
-                    waiter.until = at.plus_millis(LEASE);
-                }
-                let look = (world.rules.looks_for_room && step.is_kept_out()).then(|| step.next_look());
-                if let Some(look) = look.flatten() {
-                    let full = state.filter(|state| state.is_full(world.rules.room, at));
-                    step.looked(look, Some(full.as_ref()), Some(at));
-                }
             }
             step.next_operation()
         })

@@ -42,8 +42,6 @@ impl System {
             Step::Upgrade { .. } => self.is_beside_an_upgrade(lock, setup.capacity - self.clients[client].permits),
             _ => self.is_in_the_way(lock, self.clients[client].permits),
         };
-        let shown = self.documents()[lock].state.as_deref().cloned();
-        let timer = (step == Step::Timer).then_some((shown, self.now()));
         let world = self.world(setup);
         let it = &mut self.clients[client];
         match step {
@@ -54,7 +52,7 @@ impl System {
             Step::GiveBack => it.give_back(lock, world),
             Step::Renew(_) | Step::Change(_) | Step::RenewIdle | Step::Send | Step::Timer => {}
         }
-        let Some(operation) = it.next(lock, timer, world) else {
+        let Some(operation) = it.next(lock, step == Step::Timer, world) else {
             return false;
         };
         self.send(setup, client, lock, Command::Run(Arc::new(operation)), mode);

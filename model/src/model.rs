@@ -57,8 +57,7 @@
 //!
 //! # What is not modelled
 //!
-//! The times at which timers fire: the model lets them fire at any time, and has one sweep instead of three. Looks at a
-//! queue position, which only make a waiter ask. Other foreign writes and deletes, adoption by a later client with the
+//! The times at which timers fire: the model lets them fire at any time, and has one sweep instead of three. Other foreign writes and deletes, adoption by a later client with the
 //! same owner id, re-entrant holds, shared renewals of many locks in one command (each document is its own atomic
 //! write), the read by which a holder in doubt checks its document (it only ends holds), failures of the readings that
 //! take the place of a stream (each is repeated), the pipelines (`differential`

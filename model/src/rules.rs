@@ -48,10 +48,8 @@ pub(super) struct Rules {
     pub(super) tells_grants_apart: bool,
     /// The task behind an upgrade is asked for beside it.
     pub(super) asks_beside_upgrades: bool,
-    /// A client that found the queue full looks for room.
-    pub(super) looks_for_room: bool,
-    /// Entries whose time is over leave room.
-    pub(super) looks_for_the_dead: bool,
+    /// A client that found the queue full asks again.
+    pub(super) asks_for_room: bool,
     /// For how many ticks after a release a lock is kept; 0: not at all.
     pub(super) keeps: i64,
     /// A hold that is handed on inside a process ends when it would have ended, and not a lease later.
@@ -88,8 +86,7 @@ impl Rules {
         tries_await_answers: true,
         tells_grants_apart: true,
         asks_beside_upgrades: true,
-        looks_for_room: true,
-        looks_for_the_dead: true,
+        asks_for_room: true,
         keeps: 0,
         hands_on_what_is_left: true,
         last_reader_releases: true,
@@ -134,7 +131,7 @@ fn config(skew: i64) -> Config {
     (config.lease, config.claim_lease) = (ticks(LEASE), Some(ticks(CLAIM)));
     config.retention = ticks(KEEP - LEASE);
     config.skew_margin = Some(ticks(skew));
-    // Looks only make a waiter ask, which it may at any time.
+    // The pace of a queue only makes a waiter ask, which it may at any time.
     config.near = u64::MAX;
     config
 }

@@ -683,7 +683,7 @@ fn a_try_of_an_upgrade_that_is_refused_for_a_waiter_is_found() {
     );
 }
 
-/// The third finds no room and looks for it, while any client may die or fall silent.
+/// The third finds no room and asks for it, while any client may die or fall silent.
 #[test]
 fn a_mutex_whose_queue_is_full() {
     let full = Setup {
@@ -1067,29 +1067,33 @@ fn starved(rules: Rules, sorts: &'static [Fault]) -> Setup {
 }
 
 #[test]
-fn a_client_that_does_not_look_for_room_is_found() {
+fn a_client_that_does_not_ask_for_room_is_found() {
     let rules = Rules {
-        looks_for_room: false,
+        asks_for_room: false,
         ..Rules::REAL
     };
     find(
-        "a client that does not look for room",
+        "a client that does not ask for room",
         "everybody gets its turn",
         starved(rules, &[]),
     );
 }
 
 #[test]
-fn a_client_that_finds_no_room_in_the_place_of_the_dead_is_found() {
-    let rules = Rules {
-        looks_for_the_dead: false,
-        ..Rules::REAL
-    };
+fn a_queue_that_is_full_of_the_dead_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        match before {
+            Some(before) if operation.requests.is_some() && before.queue.len() >= operation.room => {
+                Some(before.clone())
+            }
+            _ => state::apply(before, operation, now),
+        }
+    }
     // The restored document has a queue of entries that are over.
     find(
-        "a client that waits for the dead",
+        "a queue that is full of the dead",
         "everybody gets its turn",
-        starved(rules, &[Fault::Restore]),
+        starved(with_apply(apply), &[Fault::Restore]),
     );
 }
 

@@ -27,13 +27,16 @@ fn nothing_is_granted_that_no_document_says() {
 
 /// Else the fuzzing of waitlists would say nothing about these.
 #[test]
-fn waitlists_at_random_look_claim_upgrade_and_are_granted() {
+fn waitlists_at_random_ask_again_claim_upgrade_and_are_granted() {
     let courses: Vec<_> = (0..1_000).map(|seed| fuzzing::waitlist(&bytes_of(seed, 320))).collect();
     let number = |of: fn(&Course) -> usize| courses.iter().map(of).sum::<usize>();
-    let looks = number(|course| course.looks);
+    let repeated = number(|course| course.repeated);
     let claims = number(|course| course.claims);
     let upgrades = number(|course| course.upgrades);
     let grants = number(|course| course.grants);
-    let all = [looks, claims, upgrades, grants];
-    assert!(looks > 50 && claims > 100 && upgrades > 100 && grants > 500, "{all:?}");
+    let all = [repeated, claims, upgrades, grants];
+    assert!(
+        repeated > 50 && claims > 100 && upgrades > 100 && grants > 500,
+        "{all:?}"
+    );
 }

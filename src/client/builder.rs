@@ -130,10 +130,10 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Sets the shortest and the longest pause between two looks of a waiter, a claim or an observer that polls; 10 ms
+    /// Sets the shortest and the longest pause between two questions of a waiter, a claim or an observer that polls; 10 ms
     /// and 500 ms by default.
     ///
-    /// By default, the next in line for a lock that changes hands faster looks after a third of the time for which the
+    /// By default, the next in line for a lock that changes hands faster asks after a third of the time for which the
     /// present holder has had it, at most once a millisecond: if you set the shortest pause, no pause is shorter. The
     /// pause of a waiter is never longer than a quarter of its claim lease.
     pub fn poll_interval(mut self, least: Duration, most: Duration) -> Self {

@@ -1,6 +1,5 @@
 //! The one way in which a session's commands are in flight: their slots, their limit, the wait for an answer, and late
-//! answers. For each name one operation is on its way at a time, beside the unanswered ones that were given up. A look at
-//! a queue position, or for room in the queue, holds up none.
+//! answers. For each name one operation is on its way at a time, beside the unanswered ones that were given up.
 //!
 //! Few commands are on their way at once, as the pool is the user's. While all their slots are taken, operations queue
 //! up. A slot that becomes free takes the first of them, and with it those that can share its command: the more there
@@ -35,10 +34,10 @@ use super::{Session, line::UNANSWERED};
 use crate::{
     config::Config,
     error::ServerError,
-    protocol::{Exchange, Operation},
-    store::{Answer, Asked, Documents, Store, View},
+    protocol::Operation,
+    store::{Answer, Asked, Store},
     telemetry,
-    waitlist::{Look, answers::asked_for},
+    waitlist::answers::asked_for,
 };
 
 /// Maximum number of commands beside the prompt ones whose operation was not done in time when it was last sent. Each can
@@ -404,50 +403,6 @@ impl Session {
                 }
             }),
         }
-    }
-
-    /// Reads what the head of a line looks at. If there is no answer in time, the head asks, and the error of that shows
-    /// why.
-    pub(super) async fn look(self: Arc<Self>, name: String, look: Look) {
-        let within = self.in_flight.usual();
-        let Ok(slot) = timeout(patience(within), self.in_flight.slot(0)).await else {
-            return self.looked(&name, look, None);
-        };
-        let line = self
-            .table()
-            .lines
-            .by_name
-            .get(&name)
-            .map(|line| line.waitlist.is_looking(look));
-        if line != Some(true) {
-            // An operation has overtaken it, and may wait for this slot.
-            return;
-        }
-        let (store, in_flight) = (self.store.clone(), self.in_flight.clone());
-        let (names, room) = (std::slice::from_ref(&name), look.room);
-        let mut reading = pin!(store.read(View::Queue { room, within }, names));
-        match in_flight.answer(reading.as_mut(), slot, within).await {
-            Ok(seen) => self.looked(&name, look, seen.ok()),
-            Err(adrift) => {
-                self.looked(&name, look, None);
-                if let (Some(session), Ok((_, exchange))) = self.outlast(adrift, reading).await {
-                    session.note(&exchange);
-                }
-            }
-        }
-    }
-
-    fn looked(self: &Arc<Self>, name: &str, look: Look, seen: Option<(Documents, Exchange)>) {
-        let (documents, exchange) = seen.unzip();
-        exchange.iter().for_each(|exchange| self.note(exchange));
-        let document = documents.as_ref().map(|documents| documents.get(name));
-        let state = document.map(|document| document.and_then(|document| document.as_ref().ok()));
-        let now = exchange.and_then(|exchange| exchange.now);
-        self.update(name, None, |lines, context| {
-            if let Some(line) = lines.by_name.get_mut(name) {
-                line.waitlist.step(context).looked(look, state, now);
-            }
-        });
     }
 
     /// Waits for the late answer to a command that was given up, and notes it. Returns the session too if that is still
@@ -844,7 +799,6 @@ mod tests {
         let locks = LockClient::new(session.clone());
         let waiting = tokio::spawn(locks.mutex("x").acquire());
         sleep(Duration::from_secs(3)).await;
-        assert!(link.reads() > 20, "{}", link.reads());
         Bench {
             link,
             session,
@@ -855,10 +809,10 @@ mod tests {
     }
 
     impl Bench {
-        /// Waits until one more look has been sent.
-        async fn looks(&self) {
-            let reads = self.link.reads();
-            while self.link.reads() == reads {
+        /// Has the next question hang on a dead connection.
+        async fn asks_in_vain(&self) {
+            self.link.kill_idle(1);
+            while self.session.in_flight.prompt.available_permits() > 0 {
                 sleep(Duration::from_millis(1)).await;
             }
         }
@@ -884,12 +838,11 @@ mod tests {
         assert!(told.contains(&true));
     }
 
-    /// It makes room for other operations, and for the request in its place, when it is overdue.
+    /// It makes room for other operations, and for the next question, when it is overdue.
     #[tokio::test(start_paused = true)]
-    async fn a_look_that_hangs_holds_up_nothing_else() {
+    async fn a_question_that_hangs_holds_up_nothing_else() {
         let bench = waiting().await;
-        bench.link.kill_idle(1);
-        bench.looks().await;
+        bench.asks_in_vain().await;
         let sent = Instant::now();
         bench.locks.mutex("y").acquire().await.unwrap().release().await.unwrap();
         assert!(sent.elapsed() < Duration::from_millis(300), "{:?}", sent.elapsed());
@@ -912,37 +865,12 @@ mod tests {
         assert_eq!(bench.session.in_flight.seen().adrift(), 0);
     }
 
-    /// Of two that wait for the one slot, the look came first.
     #[tokio::test(start_paused = true)]
-    async fn a_look_that_an_operation_has_overtaken_takes_no_slot() {
-        let Bench {
-            link,
-            session,
-            held: _held,
-            waiting,
-            ..
-        } = waiting().await;
-        for round in 0..25 {
-            let slot = session.in_flight.slot(0).await;
-            // A look is due at some time meanwhile.
-            sleep(Duration::from_millis(10 * round)).await;
-            session.on_doubt("x");
-            let reads = link.reads();
-            drop(slot);
-            sleep(Duration::from_millis(5)).await;
-            assert_eq!(link.reads(), reads, "{round}");
-            sleep(Duration::from_millis(300)).await;
-        }
-        waiting.abort();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_waiter_that_gives_up_leaves_the_queue_beside_its_look() {
+    async fn a_waiter_that_gives_up_leaves_the_queue_after_its_question() {
         let bench = waiting().await;
-        bench.link.kill_idle(1);
-        bench.looks().await;
+        bench.asks_in_vain().await;
         bench.waiting.abort();
-        // Its look has the only slot until it is overdue.
+        // Its question has the only slot until it is overdue.
         sleep(Duration::from_millis(300)).await;
         let memory = bench.link.memory();
         memory.look("x", |state, _| assert_eq!(state.unwrap().queue, []));

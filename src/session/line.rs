@@ -188,17 +188,14 @@ impl Line {
         })
     }
 
-    /// Returns the number of other clients' waiters ahead of the head, by an answer and the looks since.
+    /// Returns the number of other clients' waiters ahead of the head, by an answer.
     fn others_ahead(&self, answer: &Answer, ids: &Ids) -> usize {
         let head = self.waitlist.waiting().front().map(|head| head.entry.as_str());
         let queue = answer.state.iter().flat_map(|state| &state.queue);
         let ahead = queue
             .map(|waiter| waiter.id.as_str())
             .take_while(|id| Some(*id) != head);
-        let answered = ahead.filter(|id| !ids.made(id)).count();
-        let seen = self.waitlist.waiters_ahead();
-        seen.and_then(|seen| usize::try_from(seen).ok())
-            .map_or(answered, |seen| seen.min(answered))
+        ahead.filter(|id| !ids.made(id)).count()
     }
 
     /// Returns until when the line expects no event, if its client has requested none since `begun`. The events are
@@ -219,8 +216,8 @@ impl Line {
         if let Some(sent_at) = self.silent_since.filter(|_| list.is_under_way()) {
             return sent_at.min(begun) + PROMPT;
         }
-        // Those ahead can all leave at once: then the waiter is served so much later, which is less than where it only
-        // looks at its queue position.
+        // Those ahead can all leave at once: then the waiter is served so much later, which is less than without a
+        // stream.
         let most = (context.config.claim_lease() / 20).min(LONGEST_PAUSE / 4);
         match list.hand_overs(context.config) {
             Some((seen_at, hand_overs)) => seen_at + hand_overs.min(most),

@@ -70,9 +70,9 @@ pub(crate) use shut_down::{ClientLife, UserHandle};
 use streams::{failover_detector::Primary, observers::Observers};
 use timer_queue::Timers;
 
-/// Maximum number of names whose queues a session looks at, or whose next events it reckons. Beyond that one stream costs
-/// less than the reads.
-const LOOKS_MOST: usize = 8;
+/// Maximum number of names for whose queue positions a session asks, or whose next events it reckons. Beyond that one
+/// stream costs less than the questions.
+const POSITIONS_MOST: usize = 8;
 
 /// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
 const REMEMBERED: usize = 1_024;
@@ -263,8 +263,7 @@ impl Session {
         if self.is_forked() {
             return;
         }
-        let (mut operation, mut look) = (None, None);
-        let mut stopped = None;
+        let (mut operation, mut stopped) = (None, None);
         let effects = {
             let mut table = self.table();
             let table = &mut *table;
@@ -280,16 +279,12 @@ impl Session {
                 if let Some(line) = table.lines.by_name.get_mut(name) {
                     line.waitlist.step(&context).settle();
                     operation = line.next(&context).map(|next| (next, line.waitlist.overdue()));
-                    look = line.waitlist.step(&context).next_look();
                 }
                 self.after(table, name)
             }
         };
         if let Some(operation) = operation {
             self.spawn(self.clone().run(name.to_owned(), operation));
-        }
-        if let Some(look) = look {
-            self.spawn(self.clone().look(name.to_owned(), look));
         }
         self.carry_out(name, effects, ended);
         if let Some(effects) = stopped {
@@ -335,7 +330,7 @@ impl Session {
             }
         }
         table.lines.change_need(before, need, table.fleet.reads);
-        if waits_for_event || table.lines.needs[Need::Looks as usize] > LOOKS_MOST {
+        if waits_for_event || table.lines.needs[Need::Position as usize] > POSITIONS_MOST {
             self.demand_stream();
         }
         self.beat_in_time(table);
@@ -514,7 +509,7 @@ impl Lines {
     /// Whether the stream is needed; `reads`: holders hear of losses by reads.
     fn need_stream(&self, reads: bool) -> bool {
         let of = |need: Need| self.needs[need as usize];
-        of(Need::Stream) > 0 || of(Need::Looks) > LOOKS_MOST || (of(Need::Losses) > 0 && !reads)
+        of(Need::Stream) > 0 || of(Need::Position) > POSITIONS_MOST || (of(Need::Losses) > 0 && !reads)
     }
 
     /// Ends a line that was taken out, as nothing more is sent.

@@ -19,9 +19,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use mongodb::bson::Document;
 
-use super::{
-    AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, View, Watched, name,
-};
+use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, Watched, name};
 use crate::protocol::{Exchange, Operation, state};
 #[cfg(test)]
 use crate::protocol::{ServerTime, State};
@@ -138,17 +136,12 @@ impl MemoryStore {
         renewed
     }
 
-    pub(crate) fn read(&self, names: &[String], view: View) -> (Documents, Exchange) {
+    pub(crate) fn read(&self, names: &[String]) -> (Documents, Exchange) {
         let contents = self.documents.contents();
-        let (exchange, now) = self.documents.clock.exchange();
+        let (exchange, _) = self.documents.clock.exchange();
         let found = names.iter().filter_map(|name| {
             let document = contents.get(&self.layout.id_of(name))?;
-            let found = self.layout.at(name).found(document)?;
-            let is_full = |room| found.as_ref().is_ok_and(|state| state.is_full(room, now));
-            let View::Queue { room: Some(room), .. } = view else {
-                return Some((name.clone(), found));
-            };
-            is_full(room).then(|| (name.clone(), found))
+            Some((name.clone(), self.layout.at(name).found(document)?))
         });
         (found.collect(), exchange)
     }
@@ -219,7 +212,7 @@ impl MemoryStore {
 
     /// Returns a lock and the clock.
     pub(crate) fn look(&self, name: &str, look: impl FnOnce(Option<&State>, ServerTime)) {
-        let state = self.read(&[name.to_owned()], View::Newest).0.remove(name);
+        let state = self.read(&[name.to_owned()]).0.remove(name);
         look(state.transpose().unwrap().as_ref(), self.documents.clock.now());
     }
 

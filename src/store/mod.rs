@@ -181,9 +181,6 @@ pub(crate) enum View {
     Newest,
     /// As a majority has them, at this time in the log or later.
     Committed(Option<LogTime>),
-    /// The newest of a queue, without the owners. With `room`, only of a lock whose queue [is full](State::is_full), and of
-    /// that nothing more. The server gives up after `within`.
-    Queue { room: Option<usize>, within: Duration },
 }
 
 /// Runs a future that calls into the driver. The driver calls the user's handlers of its events, which may panic: a
@@ -281,12 +278,12 @@ impl Store {
     pub(crate) async fn read(&self, view: View, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
-            return link.read(names, view).await;
+            return link.read(names).await;
         }
         self.ask(
             ("read", None),
             |store| store.read(names, view),
-            |store| Ok(store.read(names, view)),
+            |store| Ok(store.read(names)),
         )
         .await
     }

@@ -26,7 +26,7 @@ use crate::{
     protocol::{Evict, Exchange, Operation, ServerTime},
     store::{
         AWAIT_TIME, Answer, Asked, Documents, Event, Failure, LONG_READ_WITHIN, Listed, LogTime, MemoryStore,
-        MemoryStream, READ_WITHIN, Renewal, Renewed, Selection, View, Watched, read_as,
+        MemoryStream, READ_WITHIN, Renewal, Renewed, Selection, Watched, read_as,
     },
 };
 
@@ -36,8 +36,9 @@ const HANGS: Duration = Duration::from_secs(20);
 /// Time for which an operation hangs on a connection that nobody knows to be dead.
 const DEAD_FOR: Duration = Duration::from_secs(900);
 
-/// Time that a write, and the opening of a stream, takes a busy server, in looks.
+/// Time that a write, a request that writes nothing, and the opening of a stream take a busy server, in reads.
 const WRITE: u32 = 3;
+const NO_OP: u32 = 2;
 const OPENING: u32 = 10;
 
 /// Maximum delay, in milliseconds, after which a command is still applied although its sender was told that it failed.
@@ -159,7 +160,7 @@ impl Burden {
 /// A server that does one command after the other, of all clients.
 #[derive(Debug)]
 pub(crate) struct Busy {
-    /// Time that a look takes.
+    /// Time that a read takes.
     look: Duration,
     turn: tokio::sync::Mutex<()>,
 }
@@ -274,7 +275,7 @@ impl Link {
         *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = Some(busy);
     }
 
-    /// Waits for a command that takes the server as long as so many looks. One whose turn does not come in time is not
+    /// Waits for a command that takes the server as long as so many reads. One whose turn does not come in time is not
     /// run.
     async fn served(&self, looks: u32, within: Duration) -> Result<(), ServerError> {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -375,7 +376,10 @@ impl Link {
             self.clears.fetch_add(1, Ordering::Relaxed);
         }
         self.unblocked(name, within).await?;
-        self.served(WRITE, within).await?;
+        let mut entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+        // Mostly it shows no more than that the client is still where it was.
+        let is_repeated = operation.leave.is_empty() && entries.all(|entry| !entry.fresh);
+        self.served(if is_repeated { NO_OP } else { WRITE }, within).await?;
         let (name, operation, log) = (name.to_owned(), operation.clone(), self.log());
         let run = move |memory: &MemoryStore| {
             let logged_by = log.as_ref().map(|log| log.written(memory.now(), 1));
@@ -423,7 +427,7 @@ impl Link {
         .await?;
         out_of_time?;
         let names: Vec<String> = asked.iter().map(|asked| asked.name.clone()).collect();
-        let (mut documents, exchange) = self.send(move |memory| memory.read(&names, View::Newest)).await?;
+        let (mut documents, exchange) = self.send(move |memory| memory.read(&names)).await?;
         let outcomes = asked.iter().map(|Asked { name, operation }| {
             let state = documents.remove(name).and_then(Result::ok);
             Answer::read_after(operation, state, since(sent, &exchange))
@@ -522,18 +526,14 @@ impl Link {
         self.reads.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), ServerError> {
-        let within = match view {
-            View::Queue { within, .. } => within,
-            View::Newest | View::Committed(_) => READ_WITHIN,
-        };
-        self.served(1, within).await?;
+    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
+        self.served(1, READ_WITHIN).await?;
         self.reads.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
         let (names, log) = (names.to_vec(), self.log());
         let read = move |memory: &MemoryStore| {
             let logged_by = log.as_ref().map(|log| log.written(memory.now(), 0));
-            (memory.read(&names, view), logged_by)
+            (memory.read(&names), logged_by)
         };
         let ((documents, exchange), logged_by) = self.send(read).await?;
         let exchange = Exchange {

@@ -91,7 +91,7 @@
 //!   stops earlier by the margins, and leaves the entry to the server. An entry whose `until` has passed is nobody's
 //!   hold, whether or not a write has removed it: an operator evicts none, and a release finds none.
 //! - *A bounded document*: advance cuts the queue to a fixed length. A request that finds the queue full is not in it
-//!   afterwards, and its session looks for room from time to time. A request that adopts a hold and needs more permits
+//!   afterwards, and its session asks again from time to time. A request that adopts a hold and needs more permits
 //!   than that is in it all the same, in the place of a holder: the document has no more entries than before.
 //!
 //! # Versions of the protocol

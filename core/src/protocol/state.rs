@@ -83,11 +83,6 @@ impl State {
         self.holders.iter().chain(&self.queue)
     }
 
-    /// Returns whether the queue has no room: for so many entries in all, and none that is over.
-    pub fn is_full(&self, room: usize, now: ServerTime) -> bool {
-        self.queue.len() >= room && self.queue.iter().all(|waiter| waiter.is_live(now))
-    }
-
     /// Returns whether an entry with so many permits that is requested in this way can't be in the lock as it is used
     /// now.
     pub fn refuses(&self, (kind, capacity): Use, by: CapacityIs, permits: i64) -> bool {

@@ -214,7 +214,7 @@ impl<H: Hold> Step<'_, H> {
         } else if entry.wait {
             waiting.stage = Stage::Asked;
             if state.queue.len() >= context.room {
-                self.look_for_room();
+                self.keep_out();
             } else if self.retry_at.is_none() {
                 // Nothing shows why.
                 self.retry_at = Some(context.now + self.backoff.failed());

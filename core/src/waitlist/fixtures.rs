@@ -193,11 +193,9 @@ mod of_tests {
     pub(in crate::waitlist) fn ahead(turns: u64, lasted: i64) -> Prospect {
         let seen = Prospect {
             entry: "me-1".to_owned(),
-            position: turns,
+            position: usize::try_from(turns).unwrap_or(usize::MAX),
             turns,
-            free: 0,
             served_at: Some(NOW.plus_millis(-lasted)),
-            first_end: None,
             now: NOW,
             seen_at: Instant::now(),
             is_near: false,

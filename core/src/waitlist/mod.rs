@@ -18,12 +18,11 @@
 //!
 //! Time and events come in by a [`Step`], which knows the [`Context`]: [`join`](Step::join), [`cancel`](Step::cancel),
 //! [`let_go`](Step::let_go), [`answered`](Step::answered), [`failed`](Step::failed), [`signalled`](Step::signalled),
-//! [`doubt`](Step::doubt), [`verified`](Step::verified), [`looked`](Step::looked). Four things come out: the
-//! [`Effect`]s, which carry the channels by which tasks and releases are answered; the
-//! [next operation](Step::next_operation) to send; the [next look](Step::next_look) at the document beside it; and
-//! the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. Its [`Hold`]s say what
-//! these channels are, so that it can be cloned and compared where they are numbers. The session runs it for real tasks
-//! against a real server, and the model (`model/`) runs the same value through every state that a few clients get into.
+//! [`doubt`](Step::doubt), [`verified`](Step::verified). Three things come out: the [`Effect`]s, which carry the
+//! channels by which tasks and releases are answered; the [next operation](Step::next_operation) to send; and the
+//! [instant](Waitlist::due_at) at which the waitlist wants to be asked again. Its [`Hold`]s say what these channels are,
+//! so that it can be cloned and compared where they are numbers. The session runs it for real tasks against a real
+//! server, and the model (`model/`) runs the same value through every state that a few clients get into.
 
 pub mod answers;
 pub mod clock;
@@ -71,7 +70,6 @@ use leaving::Leaving;
 pub use leaving::SWEEPS;
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
-pub use prospect::Look;
 use prospect::Prospect;
 use waiting::Stage;
 pub use waiting::{AcquireOptions, Patience, Waiting};
@@ -100,21 +98,12 @@ pub struct Waitlist<H: Hold> {
     overtaken: bool,
     /// When the document was last seen with no entries but ours.
     alone_at: Option<Instant>,
-    /// When the head asks again if nothing wakes it. A look at its queue position brings that forward at most.
+    /// When the head asks again if nothing wakes it.
     ask_at: Option<Instant>,
-    /// When it asks before that, as a lease ahead of it ends.
-    expiry_at: Option<Instant>,
     /// The prospect of the head, as far as it is known.
     prospect: Option<Prospect>,
     /// The time of a hand-over in the queue, rather less than more.
     pace: Duration,
-    /// When the head looks at its queue position, or for room in the queue.
-    look_at: Option<Instant>,
-    /// The look that is on its way.
-    looking: Option<Look>,
-    /// The head asks instead of looking before this, as looks have failed, or were contradicted by answers.
-    blind_until: Option<Instant>,
-    looks_failed: Backoff,
     /// Whether the head is not in the server's queue because that was full.
     is_full: bool,
     /// Nothing is sent before this, as the last try failed.
@@ -273,8 +262,8 @@ impl Setback {
 pub enum Need {
     #[default]
     Nothing,
-    /// Its head is far from its turn, and looks at its queue position.
-    Looks,
+    /// Its head is far from its turn, and asks for its queue position from time to time.
+    Position,
     /// It is held, and the holder has to hear of a loss: by the stream, or by reads.
     Losses,
     /// A task waits to be served soon, or a lock is idle until another client waits.
@@ -408,13 +397,8 @@ impl<H: Hold> Waitlist<H> {
             overtaken: false,
             alone_at,
             ask_at: None,
-            expiry_at: None,
             prospect: None,
             pace,
-            look_at: None,
-            looking: None,
-            blind_until: None,
-            looks_failed: Backoff::default(),
             is_full: false,
             retry_at: None,
             backoff: Backoff::default(),
@@ -530,7 +514,7 @@ impl<H: Hold> Waitlist<H> {
         match self.waiting.front() {
             None if self.leaving.is_empty() && self.idle.is_none() && !self.holds.is_empty() => Need::Losses,
             _ if !self.holds.is_empty() => Need::Stream,
-            Some(_) if self.is_far() => Need::Looks,
+            Some(_) if self.is_far() => Need::Position,
             Some(_) if self.is_kept_out() => Need::Nothing,
             None if self.is_at_rest() => Need::Nothing,
             // A head without an answer to its request may be next; and a client that leaves may come again.
@@ -553,13 +537,6 @@ impl<H: Hold> Waitlist<H> {
     /// Returns the time of a hand-over in the queue, as it was seen so far.
     pub fn pace(&self) -> Duration {
         self.pace
-    }
-
-    /// Returns the number of waiters ahead of the head in the server's queue, as they were seen last.
-    pub fn waiters_ahead(&self) -> Option<u64> {
-        self.prospect_of_head()
-            .filter(|_| self.is_queued())
-            .map(|prospect| prospect.position)
     }
 
     fn prospect_of_head(&self) -> Option<&Prospect> {
@@ -645,11 +622,11 @@ mod tests {
             assert_eq!(waitlist([]).need(), Need::Nothing);
             assert_eq!(waitlist([task(1, MUTEX)]).need(), Need::Stream);
             let mut far = seen(queued(1, MUTEX), 7);
-            assert_eq!(far.need(), Need::Looks);
+            assert_eq!(far.need(), Need::Position);
             far.holds.insert("me-0".to_owned(), held());
             assert_eq!(far.need(), Need::Stream);
             let mut kept_out = waitlist([task(1, MUTEX)]);
-            kept_out.step(context).look_for_room();
+            kept_out.step(context).keep_out();
             assert_eq!(kept_out.need(), Need::Nothing);
             let mut leaves = waitlist([]);
             leaves

@@ -47,9 +47,9 @@ impl<H: Hold> Waitlist<H> {
         pauses || self.waiting.get(self.place()).is_none_or(Waiting::is_queued)
     }
 
-    /// Fires the timers: a pause is over, and the head asks again, or looks if it has planned to.
+    /// Fires the timers: a pause is over, and the head asks again.
     pub fn fire_timers(&mut self, now: Instant) {
-        (self.retry_at, self.ask_at, self.look_at) = (None, Some(now), self.look_at.map(|_| now));
+        (self.retry_at, self.ask_at) = (None, Some(now));
     }
 
     /// Puts every timer off until the checker fires it. Sweeps follow each other by a `tick`, and there is one. Entries
@@ -62,12 +62,11 @@ impl<H: Hold> Waitlist<H> {
         };
         self.ask_at.iter_mut().for_each(put_off);
         self.retry_at.iter_mut().for_each(put_off);
-        self.look_at.iter_mut().for_each(put_off);
-        (self.expiry_at, self.prospect) = (None, None);
+        self.prospect = None;
         self.pace = Duration::ZERO;
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.
-            self.ask_at = None;
+            self.ask_at.take_if(|_| !self.is_full);
             self.others_wait.take_if(|wait| !*wait);
         }
         // A tick is longer than the time for which a holder is expected to be alone still.
@@ -182,7 +181,6 @@ impl<H: Hold> Waitlist<H> {
             is_due(self.ask_at),
             self.ask_at.is_none(),
             self.retry_at.is_some(),
-            self.look_at.is_some(),
             self.is_full,
         ]);
         for part in flags.chunks(60) {

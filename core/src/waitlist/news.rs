@@ -87,7 +87,7 @@ impl<H: Hold> Step<'_, H> {
     /// Notes that anything known of the document may be wrong: the head asks at once.
     pub fn doubt(&mut self) {
         let context = self.context;
-        (self.overtaken, self.looking) = (self.under_way.is_some(), None);
+        self.overtaken = self.under_way.is_some();
         // The event that would have shown other waiters may be among the lost ones.
         self.doubt_holds();
         self.is_full = false;

@@ -76,8 +76,6 @@ impl<H: Hold> Step<'_, H> {
         };
         self.under_way = Some(leaves);
         self.overtaken = false;
-        // The answer knows better than a look. If there is none, the next look is due.
-        self.look_at = self.looking.take().map(|_| now).or(self.look_at);
         if self.may_have_tries {
             self.waiting.iter_mut().for_each(|waiting| waiting.covered = true);
         }

@@ -1,4 +1,4 @@
-//! The timers of the waitlist: when it asks again, looks at the document, or takes entries out.
+//! The timers of the waitlist: when it asks again, or takes entries out.
 
 use std::time::Duration;
 
@@ -22,24 +22,19 @@ pub const SHORT_HOLD: Duration = Duration::from_millis(2);
 pub const PROMPT: Duration = Duration::from_millis(20);
 
 impl<H: Hold> Waitlist<H> {
-    /// Returns the latest instant at which [`next_operation`](Step::next_operation) and
-    /// [`next_look`](Step::next_look) want to be called.
+    /// Returns the latest instant at which [`next_operation`](Step::next_operation) wants to be called.
     pub fn due_at(&self) -> Option<Instant> {
         if self.under_way.is_some() {
             return None;
         }
-        let looks_at = self.look_at.filter(|_| self.may_look());
         let leaves_at = self.leaving.iter().map(|leaving| leaving.not_before).min();
         let forgets_at = self.forgets_at().filter(|_| self.is_at_rest());
-        let due = [self.asks_at(), looks_at, leaves_at, forgets_at]
-            .into_iter()
-            .flatten()
-            .min();
+        let due = [self.asks_at(), leaves_at, forgets_at].into_iter().flatten().min();
         let due = due.map(|due| self.retry_at.map_or(due, |retry| due.max(retry)));
         due.into_iter().chain(self.attend_at()).min()
     }
 
-    /// Returns when the tasks in line ask; `None`: nobody waits, or the head looks for room first.
+    /// Returns when the tasks in line ask; `None`: nobody waits.
     pub(super) fn asks_at(&self) -> Option<Instant> {
         let head = self.waiting.front()?;
         if self.may_have_tries
@@ -48,25 +43,22 @@ impl<H: Hold> Waitlist<H> {
             // A try asks at once, wherever it stands in line.
             return Some(first.since);
         }
-        if self.is_kept_out() && (self.looking.is_some() || self.look_at.is_some()) {
-            return None;
-        }
         // Where nothing says when, it asks now.
-        let waits = head.is_queued() && !self.is_out_of_line();
-        let ask_at = self.ask_at.filter(|_| waits).unwrap_or(head.since);
-        Some(self.expiry_at.map_or(ask_at, |at| at.min(ask_at)))
+        let waits = (head.is_queued() && !self.is_out_of_line()) || self.is_kept_out();
+        Some(self.ask_at.filter(|_| waits).unwrap_or(head.since))
     }
 
     /// Has the next head ask now, if it is queued already, unless the answer that shows the grant says more. It got in
     /// line together with a release: nobody confirmed its entry while another was the head, and it may fit beside this
     /// hold.
     pub(super) fn ask_after_grant(&mut self) {
-        (self.ask_at, self.expiry_at, self.look_at) = (None, None, None);
+        self.ask_at = None;
     }
 }
 
 impl<H: Hold> Step<'_, H> {
-    /// Sets when the head asks again, by the leases of those ahead of it, and when it looks.
+    /// Sets when the head asks again: to confirm its queue position, when a lease ahead of it ends, or to see how far it
+    /// has come.
     pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>) {
         let (list, context) = (&mut *self.list, self.context);
         let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
@@ -78,37 +70,36 @@ impl<H: Hold> Step<'_, H> {
         // One that has left the queue asks at once.
         list.ask_after_grant();
         let Some(prospect) = prospect else { return };
-        let before = state.queue.iter().take_while(|waiter| waiter.id != prospect.entry);
-        let pause = confirmation(state, before.count(), &lease, context);
-        let was_near = list.prospect_of_head().is_some_and(|prospect| prospect.is_near);
-        list.see_ahead(prospect, context);
-        if let Some(prospect) = &mut list.prospect {
-            // Only a look, a while after the sight before, shows that it can do without the stream.
-            prospect.is_near |= was_near;
-        }
-        list.look_at = list.next_look_at(context);
-        // A task behind an upgrade has a lease of its own, or has found no room and looks for it by the same question.
+        let position = prospect.position;
+        let before = &state.queue[..position];
+        let pause = confirmation(state, position, &lease, context);
+        // A task behind an upgrade has a lease of its own, or has found no room and finds it by the same question.
         let behind = list.waiting.get(list.place()).filter(|behind| behind.is_queued());
         let pause = behind.map_or(pause, |behind| pause.min(behind.lease.length / 2));
         let pause = if list.is_full { pause.min(LONGEST_PAUSE) } else { pause };
-        list.ask_at = Some(context.now + pause);
-        // It asks in place of a look that would come too soon after others that have shown nothing.
-        let blind_until = list.blind_until;
-        if let Some(at) = list.look_at.take_if(|at| blind_until > Some(*at)) {
-            list.ask_at = list.ask_at.min(Some(at));
-        }
+        let first_end = state.holders.iter().chain(before).map(|entry| entry.until).min();
+        let expires = first_end.and_then(|end| asks_after(end, position, context));
+        let sees = list.see_ahead(prospect, context).map(|pause| context.now + pause);
+        list.ask_at = [Some(context.now + pause), expires, sees].into_iter().flatten().min();
     }
 
-    /// Has the head look for room in the queue from time to time before it asks again, as there is none.
-    pub(super) fn look_for_room(&mut self) {
-        self.is_full = true;
-        self.look_at = Some(self.context.now + LONGEST_PAUSE);
+    /// Has the head, for which the queue has no room, ask again after a while: less often the longer it has waited, as all
+    /// of a crowd ask.
+    pub(super) fn keep_out(&mut self) {
+        let (list, now) = (&mut *self.list, self.context.now);
+        let waited = list
+            .waiting
+            .front()
+            .map(|head| now.saturating_duration_since(head.since));
+        let pause = waited.unwrap_or_default() / 50;
+        list.is_full = true;
+        list.ask_at = Some(now + pause.clamp(LONGEST_PAUSE, 5 * LONGEST_PAUSE));
     }
 }
 
 /// Returns when a waiter at this queue position asks because a lease ahead of it ends then; `None` while the server's clock
 /// is not known.
-pub(super) fn asks_after(end: ServerTime, position: u64, context: &Context<'_>) -> Option<Instant> {
+fn asks_after(end: ServerTime, position: usize, context: &Context<'_>) -> Option<Instant> {
     // Those further back ask in case those before them are dead.
     let stagger = PROMPT.saturating_mul(u32::try_from(position).unwrap_or(u32::MAX));
     let at = context.clock.after(end)? + stagger.min(LONGEST_PAUSE);
@@ -170,7 +161,7 @@ pub fn in_time(renew_at: Instant, deadline: Instant, now: Instant) -> Instant {
 
 /// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of
 /// them ask less often the longer they have waited, as the same delay then matters less.
-pub fn poll_interval(config: &Config, position: u64, waited: Duration) -> Duration {
+pub fn poll_interval(config: &Config, position: usize, waited: Duration) -> Duration {
     let (least, most) = config.poll_interval;
     let turns = u32::try_from(position).unwrap_or(u32::MAX).saturating_add(1);
     (waited / 50).max(least).saturating_mul(turns).min(most)
@@ -185,7 +176,7 @@ mod tests {
         protocol::{Entry, Exchange},
         waitlist::{
             clock::ServerClock,
-            fixtures::{MUTEX, NOW, ahead, holder, in_context, queued, state, waiter, waitlist},
+            fixtures::{MUTEX, NOW, holder, in_context, queued, state, waiter, waitlist},
             leaving::Leaving,
         },
     };
@@ -259,29 +250,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_waiter_asks_after_the_end_of_a_lease_by_its_position_and_never_at_once() {
         by_the_clock(|context| {
-            let asks = |lasts: i64, position: u64| {
+            let asks = |lasts: i64, position: usize| {
                 let at = asks_after(NOW.plus_millis(lasts), position, context).expect("the clock is known");
                 (at - context.now).as_millis()
             };
             assert_eq!([0, 1, 3].map(|position| asks(1_000, position)), [1_001, 1_021, 1_061]);
             assert_eq!(
-                [49, 50, u64::MAX].map(|position| asks(1_000, position)),
+                [49, 50, usize::MAX].map(|position| asks(1_000, position)),
                 [1_981, 2_001, 2_001]
             );
             assert_eq!([-1_000, 0, 19, 20].map(|lasts| asks(lasts, 0)), [20, 20, 20, 21]);
-            // A look puts the question off only if that lease ends at another time by now.
-            for (end, asks) in [(1_000, 7), (1_001, 1_062)] {
-                let mut waitlist = waitlist([queued(1, MUTEX)]);
-                let seen = |end| {
-                    let mut seen = ahead(3, 1_000);
-                    seen.first_end = Some(NOW.plus_millis(end));
-                    seen
-                };
-                waitlist.see_ahead(seen(1_000), context);
-                waitlist.expiry_at = Some(context.now + millis(7));
-                waitlist.see_ahead(seen(end), context);
-                assert_eq!(waitlist.expiry_at, Some(context.now + millis(asks)));
-            }
         });
     }
 
@@ -345,7 +323,7 @@ mod tests {
             [10, 10, 20, 500]
         );
         assert_eq!(
-            [3, 48, 49, u64::MAX].map(|position| pause(position, 0)),
+            [3, 48, 49, usize::MAX].map(|position| pause(position, 0)),
             [40, 490, 500, 500]
         );
     }

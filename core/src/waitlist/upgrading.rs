@@ -227,7 +227,7 @@ mod tests {
             let mut scene = Scene::new(context);
             let first = scene.join(upgrade());
             // As if another, which was asked for before it, had found it full and had gone.
-            (scene.list.is_full, scene.list.look_at) = (true, Some(context.now + SECOND));
+            (scene.list.is_full, scene.list.ask_at) = (true, Some(context.now + SECOND));
             assert_eq!(scene.send(AT_ONCE), [[first.clone()]]);
             assert_eq!(scene.queue(), [&first]);
         });

@@ -12,7 +12,7 @@ use watchlock_core::{
         fixtures, state, wake,
     },
     waitlist::{
-        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Look, Need, Patience, Setback, Step, StreamState,
+        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, Setback, Step, StreamState,
         Waitlist,
         clock::{ServerClock, offset},
         deadline,
@@ -41,8 +41,8 @@ type Permitted = HashMap<(String, i64), Option<Instant>>;
 /// What a waiting client has been through.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Course {
-    /// Number of looks at its queue position that were sent.
-    pub looks: usize,
+    /// Number of requests that were repeated.
+    pub repeated: usize,
     /// Number of grants.
     pub grants: usize,
     /// Number of documents that were claimed.
@@ -107,7 +107,7 @@ const SETBACKS: [Setback; 7] = [
 
 struct Bench<H: Hold> {
     config: Config,
-    /// It goes on only with a look.
+    /// It goes on only with a wait.
     now: Instant,
     clock: ServerClock,
     ids: Ids,
@@ -119,8 +119,6 @@ struct Bench<H: Hold> {
     granted: Vec<Arc<H>>,
     /// The entries that were requested.
     asked: Vec<String>,
-    /// The look that is on its way.
-    look: Option<Look>,
     /// The number of entries that the queue has room for.
     room: usize,
     course: Course,
@@ -134,8 +132,8 @@ const STREAM_STATES: [StreamState; 4] = [
 ];
 
 /// Runs a waiting client: tasks come and go, operations are answered by the specification on a document that others
-/// corrupt, forged events arrive, and looks at the queue position show anything. Panics if the client does, if it
-/// believes in a grant that no document shows, or if it waits without asking.
+/// corrupt, and forged events arrive. Panics if the client does, if it believes in a grant that no document shows, or if
+/// it waits without asking.
 pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
     let now = Instant::now();
     let mut bench = Bench::<H> {
@@ -149,7 +147,6 @@ pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
         keys: 0,
         granted: Vec::new(),
         asked: Vec::new(),
-        look: None,
         room: choices.pick(&[QUEUE_MOST, 0]),
         course: Course::default(),
     };
@@ -178,7 +175,7 @@ impl<H: Fuzzed> Bench<H> {
                 self.document = self.corrupted(choices).and_then(Result::ok);
                 self.feed(&Permitted::new(), |client| client.doubt());
             }
-            7 | 8 => self.look(choices),
+            7 | 8 => self.wait(choices),
             9 => {
                 self.stream = choices.pick(&STREAM_STATES);
                 if choices.one_in(2) {
@@ -188,9 +185,9 @@ impl<H: Fuzzed> Bench<H> {
             10 => self.claim(choices),
             _ => self.exchange(choices),
         }
-        // Its queue position is confirmed twice a lease, whatever it has been shown. Who is kept out looks or asks.
-        let is_in_line = self.client.waits_for_event() || self.client.need() == Need::Looks;
-        if is_in_line || (self.client.is_kept_out() && self.look.is_none()) {
+        // Its queue position is confirmed twice a lease, whatever it has been shown. So does a client ask that is kept out.
+        let is_in_line = self.client.waits_for_event() || self.client.need() == Need::Position;
+        if is_in_line || self.client.is_kept_out() {
             let due_at = self.client.due_at();
             assert!(
                 due_at.is_some_and(|at| at <= self.now + self.config.lease),
@@ -354,6 +351,7 @@ impl<H: Fuzzed> Bench<H> {
             return;
         };
         let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+        self.course.repeated += usize::from(entries.clone().any(|entry| !entry.fresh));
         self.asked.extend(entries.map(|entry| entry.id.clone()));
         let sent = self.now;
         while choices.one_in(4) {
@@ -400,40 +398,12 @@ impl<H: Fuzzed> Bench<H> {
         self.feed(&Permitted::new(), |client| client.failed(operation, setback));
     }
 
-    /// Lets the time go by until something is due, sends the look if it is one, and ends the one on its way in one of
-    /// several ways.
-    fn look(&mut self, choices: &mut Choices<'_>) {
-        for _ in 0..4 {
-            if let Some(due_at) = self.client.due_at() {
-                self.now = self.now.max(due_at);
-            }
-            let next = self.feed(&Permitted::new(), |client| client.next_look());
-            self.look = next.or(self.look);
-            if next.is_some() {
-                // All may give up beside it.
-                let waiting = self.client.waiting().iter().map(|waiting| waiting.key);
-                let gone: Vec<u64> = waiting.filter(|_| choices.one_in(2)).collect();
-                for key in gone {
-                    self.feed(&Permitted::new(), |client| drop(client.cancel(key)));
-                }
-                break;
-            }
-            // A request was due instead.
-            self.exchange(choices);
+    /// Lets the time go by until something is due, and sends it.
+    fn wait(&mut self, choices: &mut Choices<'_>) {
+        if let Some(due_at) = self.client.due_at() {
+            self.now = self.now.max(due_at);
         }
-        let Some(look) = self.look.take_if(|_| !choices.one_in(3)) else {
-            return;
-        };
-        self.course.looks += 1;
-        let read = self.corrupted(choices).filter(|_| choices.one_in(2));
-        let state = read.and_then(Result::ok);
-        let now = match choices.below(3) {
-            0 => None,
-            1 => Some(ServerTime(choices.number())),
-            _ => Some(ServerTime(NOW + 60_000)),
-        };
-        let seen = (!choices.one_in(4)).then_some(state.as_ref());
-        self.feed(&Permitted::new(), |client| client.looked(look, seen, now));
+        self.exchange(choices);
     }
 
     /// Delivers an event: of the last write, or a forged one.

@@ -34,11 +34,11 @@ use crate::{
     error::ServerError,
     hold_options::Terms,
     protocol::{
-        CapacityIs, Evict, Exchange, Expects, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests, State, Use,
-        fixtures, state,
+        CapacityIs, Evict, Exchange, Expects, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests, State, fixtures,
+        state,
     },
     status::{LockStatus, LostReason},
-    waitlist::{AcquireOptions, Look, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline},
+    waitlist::{AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline},
 };
 
 /// One line, and the one document behind it.
@@ -227,49 +227,6 @@ impl Bench {
             assert!(self.operations < before + 1_000, "it goes on for ever: {operation:?}");
             let answer = self.apply(&operation);
             self.answered(&operation, &answer);
-        }
-    }
-
-    /// Carries out the look that is due, and returns whether it shows the entry in the queue.
-    fn look(&mut self) -> Option<bool> {
-        let look = self.next_look()?;
-        Some(self.looked(look))
-    }
-
-    fn next_look(&mut self) -> Option<Look> {
-        self.step(|step| step.next_look())
-    }
-
-    /// Shows the document as it is now.
-    fn looked(&mut self, look: Look) -> bool {
-        let (state, now) = (self.document.clone(), self.server_now());
-        let head = self.line.waitlist.waiting().front().map(|head| head.entry.clone());
-        let is_shown = |state: &&State| look.room.is_none_or(|room| state.is_full(room, now));
-        self.step(|step| step.looked(look, Some(state.as_ref().filter(is_shown)), Some(now)));
-        let mut queue = state.iter().flat_map(|state| &state.queue);
-        queue.any(|waiter| Some(&waiter.id) == head.as_ref())
-    }
-
-    /// Lets the time go by until the line looks, which asks nothing before that.
-    async fn until_it_looks(&mut self) -> Look {
-        self.pass().await;
-        assert!(self.next().is_none(), "it asks");
-        self.next_look().expect("it looks")
-    }
-
-    /// Lets the time go by until the line looks. Returns the look, and when it has asked before that.
-    async fn asks_until_it_looks(&mut self) -> (Look, Vec<Instant>) {
-        let mut asked = Vec::new();
-        loop {
-            self.pass().await;
-            let before = self.operations;
-            self.settle();
-            if self.operations > before {
-                asked.push(Instant::now());
-            }
-            if let Some(look) = self.next_look() {
-                return (look, asked);
-            }
         }
     }
 

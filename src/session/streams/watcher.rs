@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{LOOKS_MOST, Session, Stream, Table, line::Need},
+    super::{POSITIONS_MOST, Session, Stream, Table, line::Need},
     failover_detector::ask_for_primaries,
     subscription::{News, Opener, Subscription},
 };
@@ -202,7 +202,7 @@ impl Session {
         table.calm = None;
         let is_reported_to_others = self.is_claiming() || !self.observers().are_none();
         // The pauses of many names would seldom coincide.
-        if table.lines.by_name.len() > LOOKS_MOST || is_reported_to_others || self.store.is_in_memory() {
+        if table.lines.by_name.len() > POSITIONS_MOST || is_reported_to_others || self.store.is_in_memory() {
             return None;
         }
         let context = self.context(table.stream, &table.clock);
@@ -254,8 +254,7 @@ impl Session {
 
     /// Notes that the stream is closed. Events may be missed from now on, so nothing known of a document is trusted:
     /// `on_gap` leads, name by name, to `Step::doubt` in `waitlist/news.rs`, by which the head of the queue asks
-    /// the server at once. The answer also plans the next look at the queue position, as no event will come
-    /// (`plan_asking` in `waitlist/timing.rs`). The same is done again when a stream opens.
+    /// the server at once. The answer also plans the next question, as no event will come (`plan_asking` in `waitlist/timing.rs`). The same is done again when a stream opens.
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
         self.table().stream = Stream::Unavailable(reason);
         self.show_mode();
@@ -292,7 +291,7 @@ impl Session {
             self.beat_in_time(&mut table);
             (
                 table.stream != Stream::Closed,
-                table.lines.needs[Need::Looks as usize] > 0,
+                table.lines.needs[Need::Position as usize] > 0,
             )
         };
         self.note_freed(false);

@@ -13,17 +13,14 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, command::some, fields, ids_with_prefix, lossy, not_utf8, server_now,
+    LONG_READ_WITHIN, MongoStore, READ_WITHIN, command::some, fields, ids_with_prefix, lossy, not_utf8, server_now,
 };
 use crate::{
     error::ServerError,
     machine::exchanged,
-    protocol::{Exchange, Location},
+    protocol::Exchange,
     store::{Documents, Listed, LogTime, Selection, View},
 };
-
-/// Whether a queue is full, as a read shows it.
-const IS_FULL: &str = "_watchlock_full";
 
 /// Number of locks that a count of the clients goes through.
 pub(crate) const COUNTED_MOST: i32 = 10_000;
@@ -42,13 +39,13 @@ impl MongoStore {
         let of_elements = self.layout.is_of_elements();
         let mut shown = match of_elements {
             true => Document::new(),
-            false => shown_of(self.layout.base(), view),
+            false => fields(self.layout.base()),
         };
         let (mut ids, mut wanted) = (Vec::new(), HashMap::<String, Vec<String>>::new());
         for name in names {
             if of_elements {
                 // Not the whole map: others may have hundreds of locks in the document.
-                shown.extend(shown_of(&self.layout.at(name), view));
+                shown.extend(fields(&self.layout.at(name)));
             }
             let id = self.layout.id_of(name);
             let in_it = wanted.entry(self.layout.document(&id).unwrap_or_default()).or_default();
@@ -57,16 +54,12 @@ impl MongoStore {
             }
             in_it.push(name.clone());
         }
-        let within = match view {
-            View::Queue { within, .. } => within,
-            View::Newest | View::Committed(_) => READ_WITHIN,
-        };
-        let (read, logged_by) = self.find(ids, shown, view, within).await?;
+        let (read, logged_by) = self.find(ids, shown, view, READ_WITHIN).await?;
         let (mut found, mut now) = (Documents::new(), None);
         for raw in &read {
             let document = lossy::read(raw).unwrap_or_default();
             now = server_now(&document).or(now);
-            let id = lossy::read_exactly(raw, "_id").filter(|_| document.get_bool(IS_FULL).unwrap_or(true));
+            let id = lossy::read_exactly(raw, "_id");
             let named = id.and_then(|id| self.layout.document(&id));
             for name in named.and_then(|named| wanted.get(&named)).into_iter().flatten() {
                 if let Some(state) = self.layout.at(name).found(&document) {
@@ -112,7 +105,7 @@ impl MongoStore {
         let starting = self.database.client().start_session().causal_consistency(true);
         let mut session = starting.await?;
         let concern = match view {
-            View::Newest | View::Queue { .. } => ReadConcern::local(),
+            View::Newest => ReadConcern::local(),
             View::Committed(time) => {
                 // The server waits until it has that, also where another member has become the primary.
                 time.into_iter().for_each(|time| session.advance_operation_time(time));
@@ -203,29 +196,6 @@ impl MongoStore {
     }
 }
 
-/// Returns the projection of a lock's fields that a view shows.
-fn shown_of(at: &Location, view: View) -> Document {
-    let View::Queue { room, .. } = view else {
-        return fields(at);
-    };
-    let entry = doc! { "id": 1, "permits": 1, "lease": 1, "claim": 1, "since": 1, "until": 1, "token": 1 };
-    let entries = room.map_or(entry, |_| doc! { "$literal": [] });
-    let mut shown = doc! {
-        NOW: "$$NOW",
-        at.key("protocol"): 1, at.key("kind"): 1, at.key("capacity"): 1, at.key("token"): 1, at.key("wake"): 1,
-        at.key("version"): 1, at.key("at"): 1, at.key("purge_at"): 1,
-        at.key("holders"): &entries, at.key("queue"): entries,
-    };
-    if let Some(last) = room.and_then(|room| i64::try_from(room).ok()?.checked_sub(1)) {
-        // As the specification says it: there is a waiter in the last place, and none that is over.
-        let ends = at.value("queue.until");
-        let last = doc! { "$arrayElemAt": [&ends, last] };
-        let is_full = doc! { "$and": [{ "$gt": [last, "$$NOW"] }, { "$gt": [{ "$min": ends }, "$$NOW"] }] };
-        shown.insert(IS_FULL, is_full);
-    }
-    shown
-}
-
 /// Shows each document of a find in a session of the driver, as the server has it, for as long as more are wanted.
 async fn each_in(
     find: Find<'_, Document>,
@@ -254,84 +224,4 @@ pub(crate) async fn first_in(find: Find<'_, Document>, session: &mut ClientSessi
     };
     each_in(find.limit(1), session, &mut keep).await?;
     first.transpose().map_err(Error::custom)
-}
-
-#[cfg(test)]
-mod tests {
-    use mongodb::{Collection, bson::DateTime, options::ReadPreference};
-    use watchlock_testkit::shared;
-
-    use super::*;
-    use crate::{
-        protocol::{
-            Entry, Owner, ServerTime, State,
-            fixtures::{MUTEX, holder, lock, waiter},
-        },
-        store::lock_layout::{LockLayout, Paths},
-    };
-
-    /// A queue in which one waiter is to be alive for so long, in milliseconds.
-    fn queue(waiters: usize, left: i64, now: ServerTime) -> State {
-        let owner = Owner {
-            reason: Some("r".repeat(200)),
-            ..Owner::default()
-        };
-        let live = |number: usize| Entry {
-            until: now.plus_millis(if number == 1 { left } else { 60_000 }),
-            owner: owner.clone(),
-            ..waiter(&format!("w-{number}"))
-        };
-        lock(MUTEX, [holder("h-1", 7)], (0..waiters).map(live))
-    }
-
-    #[tokio::test]
-    async fn a_full_queue_is_shown_by_nothing_of_it_and_a_queue_position_by_all_that_counts() {
-        let client = shared::standalone().await.client().await.unwrap();
-        let database = client.database(&shared::unique_name("looks"));
-        let within = READ_WITHIN;
-        for (name, layout) in [
-            ("root", LockLayout::default().into()),
-            (
-                "under",
-                LockLayout::in_documents(None, "a.lock", None, &Paths::default()).unwrap(),
-            ),
-            (
-                "elements",
-                LockLayout::in_documents(None, "a.locks", Some(("lines", "a.lock")), &Paths::default()).unwrap(),
-            ),
-        ] {
-            let collection: Collection<Document> = database.collection(name);
-            let store = MongoStore::new(&collection, layout.clone(), ReadPreference::Primary);
-            let now = ServerTime(DateTime::now().timestamp_millis());
-            let code = if layout.is_of_elements() { "/n=7" } else { "" };
-            let seen = async |state: Option<&State>, room: Option<usize>| {
-                let name = format!("x{code}");
-                let mut document = doc! { "_id": layout.id_of(&name), "kept": "k".repeat(1_000) };
-                if let Some(state) = state {
-                    layout.at(&name).set_lock(&mut document, state.fields());
-                }
-                collection.delete_many(doc! {}).await.unwrap();
-                collection.insert_one(document).await.unwrap();
-                let view = View::Queue { room, within };
-                let (documents, exchange) = store.read(std::slice::from_ref(&name), view).await.unwrap();
-                assert!(exchange.now.is_some(), "the clock is told in any case");
-                documents.get(&name).cloned()
-            };
-            for (waiters, left) in [(3, 50_000), (2, 50_000), (4, 50_000), (3, -1), (0, 0)] {
-                let state = queue(waiters, left, now);
-                let full = seen(Some(&state), Some(3)).await;
-                assert_eq!(full.is_some(), state.is_full(3, now), "{name}: {waiters}, {left}");
-                assert!(full.is_none_or(|full| full.unwrap().queue.is_empty()));
-                let shown = seen(Some(&state), None).await.unwrap().unwrap();
-                assert!(shown.queue.iter().all(|waiter| waiter.owner == Owner::default()));
-                let without_owner = |entry: &Entry| Entry {
-                    owner: Owner::default(),
-                    ..entry.clone()
-                };
-                let entries = |state: &State| state.entries().map(without_owner).collect::<Vec<_>>();
-                assert_eq!(entries(&shown), entries(&state), "{name}: {waiters}");
-            }
-            assert_eq!(seen(None, Some(3)).await, None);
-        }
-    }
 }

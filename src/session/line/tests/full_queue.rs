@@ -40,54 +40,51 @@ async fn a_full_queue_is_told_and_keeps_no_try_waiting() {
     assert_eq!(bench.operations, operations + 1);
 }
 
-/// Its look, which is on its way, was the only timer.
 #[tokio::test(start_paused = true)]
-async fn who_comes_after_one_that_was_kept_out_and_gave_up_asks() {
-    for is_shown_before in [true, false] {
+async fn who_comes_after_one_that_was_kept_out_and_gave_up_is_served() {
+    for is_under_way in [true, false] {
         let mut bench = crowded();
         let (key, _outcome) = bench.join(true);
         bench.settle();
         bench.pass().await;
-        let look = bench.next_look().expect("it looks");
+        let request = is_under_way.then(|| bench.next().expect("it asks"));
         bench.give_up(key);
-        assert!(bench.next().is_none(), "nothing of it is in the document");
-        if is_shown_before {
-            bench.looked(look);
-        }
         bench.document = None;
         let (_, mut outcome) = bench.join(true);
-        if !is_shown_before {
-            bench.looked(look);
-        }
+        request.iter().for_each(|request| bench.answer(request));
+        bench.pass().await;
         bench.settle();
         assert!(held(&mut outcome).lost_reason().is_none());
     }
 }
 
-/// A server that is too slow to read for it is not to write for it as often.
 #[tokio::test(start_paused = true)]
-async fn who_looks_for_room_in_vain_asks_after_every_other_look() {
+async fn who_is_kept_out_asks_less_and_less_often_and_writes_nothing() {
     let mut bench = crowded();
+    for waiter in &mut bench.document.as_mut().unwrap().queue {
+        waiter.until = waiter.until.plus_millis(3_600_000);
+    }
     let (_, _outcome) = bench.join(true);
     bench.settle();
-    let (begun, mut looks, operations) = (Instant::now(), 0, bench.operations);
-    while begun.elapsed() < Duration::from_secs(20) {
+    let (document, mut pauses) = (bench.document.clone(), Vec::new());
+    while bench.started.elapsed() < 10 * MINUTE {
+        let begun = Instant::now();
         bench.pass().await;
-        for waiter in &mut bench.document.as_mut().unwrap().queue {
-            waiter.until = waiter.until.plus_millis(1_000);
-        }
-        if let Some(look) = bench.next_look() {
-            looks += 1;
-            bench.step(|step| step.looked(look, None, None));
-        }
+        pauses.push(begun.elapsed().as_millis());
         bench.settle();
+        // The holder has no time to be over.
+        bench.document.as_mut().unwrap().holders[0].until = bench.server_now().plus_millis(60_000);
     }
-    assert_eq!((looks, bench.operations - operations), (20, 10));
+    assert!(
+        pauses.is_sorted() && pauses[..50] == [1_000; 50] && pauses.ends_with(&[5_000; 50]),
+        "{pauses:?}"
+    );
+    assert_eq!(bench.document.unwrap().queue, document.unwrap().queue);
 }
 
 /// Nobody else puts them out: all that were alive have crashed.
 #[tokio::test(start_paused = true)]
-async fn who_looks_for_room_finds_it_in_the_place_of_the_dead_and_where_the_document_is_gone() {
+async fn who_is_kept_out_finds_room_in_the_place_of_the_dead_and_where_the_document_is_gone() {
     for is_gone in [false, true] {
         let mut bench = crowded();
         let (_, mut outcome) = bench.join(true);
@@ -98,7 +95,6 @@ async fn who_looks_for_room_finds_it_in_the_place_of_the_dead_and_where_the_docu
             tokio::time::advance(bench.config.lease).await;
         }
         bench.pass().await;
-        bench.look().expect("it looks");
         bench.settle();
         assert!(held(&mut outcome).lost_reason().is_none());
     }

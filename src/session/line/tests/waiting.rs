@@ -53,7 +53,6 @@ async fn without_a_stream_the_head_asks_often_and_then_less_often() {
         pauses.push(due - Instant::now());
         tokio::time::sleep_until(due).await;
         bench.settle();
-        bench.look();
     }
     // As the lock has just changed hands.
     assert_eq!(pauses.first(), Some(&Duration::from_millis(1)));
