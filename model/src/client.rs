@@ -297,11 +297,13 @@ impl Client {
         };
         let exchange = Exchange { sent, ..*exchange };
         // A client that takes a range for granted which no write took out of the counter.
-        let state = state.cloned().map(|mut state| {
+        let taken = state.filter(|_| world.rules.tokens_not_reserved > 0).cloned();
+        let taken = taken.map(|mut state| {
             state.token += world.rules.tokens_not_reserved;
             state
         });
-        self.feed(lock, world, |step| step.answered(operation, state.as_ref(), &exchange));
+        let state = taken.as_ref().or(state);
+        self.feed(lock, world, |step| step.answered(operation, state, &exchange));
     }
 
     /// An operation has failed, or its outcome is unknown.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     breach::{Before, check_write},
-    client::instant,
+    client::{Client, instant},
     rules::KEEP,
     steps::{Mode, Step},
     system::{Applied, Command, Message, Notice, Setup, Slot, System},
@@ -43,7 +43,7 @@ impl System {
             _ => self.is_in_the_way(lock, self.clients[client].permits),
         };
         let world = self.world(setup);
-        let it = &mut self.clients[client];
+        let it = self.client(client);
         match step {
             Step::Acquire { wait } => it.join(lock, wait, met, world),
             Step::Cancel(place) => it.cancel(lock, place, world),
@@ -146,8 +146,9 @@ impl System {
         self.tries_meet(lock);
         let place = self.log.len() - 1;
         let log = &self.log;
-        for client in &mut self.clients {
-            client.lines[lock].ended.retain(|(_, token)| {
+        let ending = |client: &&mut Arc<Client>| !client.lines[lock].ended.is_empty();
+        for client in self.clients.iter_mut().filter(ending) {
+            Arc::make_mut(client).lines[lock].ended.retain(|(_, token)| {
                 let states = log.iter().filter_map(|documents| documents[lock].state.as_deref());
                 states
                     .flat_map(|state| &state.holders)
@@ -211,10 +212,11 @@ impl System {
                 None => self.is_in_the_way(lock, task.wants.permits),
             });
             let met: Vec<Key> = met.map(|task| task.key).collect();
-            let tries = &mut self.clients[client].lines[lock].tries;
-            tries
-                .iter_mut()
-                .for_each(|(key, attempt)| attempt.met |= met.contains(key));
+            for key in met {
+                if let Some(attempt) = self.client(client).lines[lock].tries.get_mut(&key) {
+                    attempt.met = true;
+                }
+            }
         }
     }
 
@@ -264,14 +266,14 @@ impl System {
         let world = self.world(setup);
         for lock in 0..setup.locks {
             let document = self.documents()[lock].state.as_deref().cloned();
-            self.clients[client].reads(lock, document, world);
+            self.client(client).reads(lock, document, world);
         }
-        self.clients[client].read_at = self.time;
+        self.client(client).read_at = self.time;
     }
 
     /// A process goes on. It has not read for as long as it stood still, and does it now.
     pub(super) fn thaw(&mut self, client: usize) {
-        let client = &mut self.clients[client];
+        let client = self.client(client);
         client.frozen = false;
         client.lines.iter_mut().for_each(|line| line.gone_since = None);
     }
@@ -287,7 +289,7 @@ impl System {
         }
         let (client, lock) = (message.client, message.lock);
         let (state, world) = (self.documents()[lock].state.clone(), self.world(setup));
-        let client = &mut self.clients[client];
+        let client = self.client(client);
         match operation.is_done_in(state.as_deref()) {
             Some(true) => {
                 let written = state
@@ -295,7 +297,7 @@ impl System {
                     .filter(|state| wake::left(&state.wake, &operation.id).is_some());
                 let exchange = Exchange::new(
                     instant(message.sent),
-                    instant(self.time),
+                    instant(world.now),
                     written.map(|state| state.at).next(),
                 );
                 client.note(&exchange, &setup.rules);
@@ -317,10 +319,10 @@ impl System {
         let world = self.world(setup);
         let sent = instant(message.sent);
         if let Some((id, token)) = message.command.renews() {
-            let now = instant(self.time);
+            let now = instant(world.now);
             let read = Exchange::new(now, now, Some(self.now()));
             let document = self.documents()[lock].state.clone();
-            let client = &mut self.clients[client];
+            let client = self.client(client);
             if client.lines[lock].hold_of(id, token).is_none() {
                 return;
             }
@@ -337,12 +339,12 @@ impl System {
                     .and_then(|holder| deadline::of_reading(&read, holder.until, sent, config.lease, config)),
             };
             match deadline {
-                Some(deadline) => client.lines[lock].renewed((id, token), deadline, self.time, &setup.rules),
+                Some(deadline) => client.lines[lock].renewed((id, token), deadline, world.now, &setup.rules),
                 None => client.verified(lock, id, document.as_deref().cloned(), world),
             }
         } else if let Command::Run(operation) = message.command {
-            let exchange = Exchange::new(sent, instant(self.time), applied.shown.is_some().then_some(applied.at));
-            let client = &mut self.clients[client];
+            let exchange = Exchange::new(sent, instant(world.now), applied.shown.is_some().then_some(applied.at));
+            let client = self.client(client);
             client.note(&exchange, &setup.rules);
             client.answered(lock, &operation, applied.shown.as_deref(), &exchange, world);
         }
@@ -356,7 +358,7 @@ impl System {
             && operation.change.is_none()
         {
             let world = self.world(setup);
-            self.clients[client].failed(lock, operation, Setback::Interrupted, world);
+            self.client(client).failed(lock, operation, Setback::Interrupted, world);
         }
         self.network[number].awaited = false;
         if self.network[number].applied.is_some() {
@@ -367,16 +369,18 @@ impl System {
     /// The next event of a client's stream arrives.
     pub(super) fn hear(&mut self, setup: &Setup, client: usize) {
         let notice = self.streams[client].remove(0);
-        self.clients[client].lags &= !self.streams[client].is_empty();
+        let lags = self.clients[client].lags && !self.streams[client].is_empty();
+        self.client(client).lags = lags;
         if setup.rules.waits_for_majority {
             self.commit(notice.place);
         }
         let world = self.world(setup);
-        self.clients[client].signalled(notice.lock, &notice.id, notice.signal, notice.at, world);
+        self.client(client)
+            .signalled(notice.lock, &notice.id, notice.signal, notice.at, world);
     }
 
     pub(super) fn crash(&mut self, client: usize) {
-        self.clients[client].crash();
+        self.client(client).crash();
         self.streams[client].clear();
         self.abandoned = true;
         self.network.retain_mut(|message| {

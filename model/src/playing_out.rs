@@ -1,5 +1,7 @@
 //! The rest of a run in which nothing goes wrong any more: everybody is to have its turn.
 
+use std::sync::Arc;
+
 use super::{
     rules::LEASE,
     steps::{Mode, Step},
@@ -13,7 +15,8 @@ impl System {
     /// repeated in parallel, and applied before the repetition, or after.
     pub(super) fn play_out(&self, setup: &Setup, events: bool, answers: bool) -> Self {
         let mut state = self.clone();
-        state.clients.iter_mut().for_each(|client| client.frozen = false);
+        let frozen = state.clients.iter_mut().filter(|client| client.frozen);
+        frozen.for_each(|client| Arc::make_mut(client).frozen = false);
         state.copy = None;
         let mut silent = vec![vec![!answers; setup.locks]; state.clients.len()];
         while let Some(message) = state.network.iter().position(|message| message.awaited) {

@@ -240,11 +240,11 @@ impl Setup {
             Action::ReadHolds(client) => state.read_holds(self, client),
             Action::LateEvent(client) => {
                 state.faults -= 1;
-                state.clients[client].lags = true;
+                state.client(client).lags = true;
             }
             Action::Freeze(client) => {
                 state.faults -= 1;
-                state.clients[client].frozen = true;
+                state.client(client).frozen = true;
             }
             Action::Thaw(client) => state.thaw(client),
             Action::Gap(client) => {

@@ -171,7 +171,8 @@ pub(super) struct System {
     pub(super) clocks: (i64, i64),
     /// The documents: as a majority has them, then after each write that only the primary is known to have.
     pub(super) log: Vec<Vec<Slot>>,
-    pub(super) clients: Vec<Client>,
+    /// States share those that the step between them leaves alone.
+    pub(super) clients: Vec<Arc<Client>>,
     pub(super) network: Vec<Message>,
     /// Each client's change stream.
     pub(super) streams: Vec<Vec<Notice>>,
@@ -201,7 +202,7 @@ impl Setup {
             clocks: (0, 0),
             log: vec![vec![Slot::default(); self.locks]],
             clients: (0..clients)
-                .map(|number| Client::new(number, self.permits[number], self.locks, self.acquires))
+                .map(|number| Arc::new(Client::new(number, self.permits[number], self.locks, self.acquires)))
                 .collect(),
             purge: self.purge,
             reads_losses: self.rules.reads_losses_every > 0,
@@ -220,6 +221,11 @@ impl System {
     /// The reading of the server's clock.
     pub(super) fn now(&self) -> ServerTime {
         ServerTime(EPOCH + self.time + self.ahead)
+    }
+
+    /// A client that is to be changed.
+    pub(super) fn client(&mut self, number: usize) -> &mut Client {
+        Arc::make_mut(&mut self.clients[number])
     }
 
     /// The documents as the primary has them.
@@ -252,15 +258,19 @@ impl System {
     pub(super) fn note_losses(&mut self, rules: &Rules) {
         let time = self.time;
         let states: Vec<Option<Arc<State>>> = self.documents().iter().map(|slot| slot.state.clone()).collect();
-        for client in &mut self.clients {
-            for (line, state) in client.lines.iter_mut().zip(&states) {
+        for client in 0..self.clients.len() {
+            for (lock, state) in states.iter().enumerate() {
+                let line = &self.clients[client].lines[lock];
                 let is_gone = |hold: &PlainHold| {
                     let mut holders = state.iter().flat_map(|state| &state.holders);
                     !holders.any(|holder| holder.is_grant(&hold.entry, hold.granted_as))
                 };
                 let mut believed = line.holds.iter().filter(|hold| is_believed(hold, time, rules));
                 let since = believed.any(is_gone).then_some(time);
-                line.gone_since = since.map(|now| line.gone_since.unwrap_or(now));
+                let since = since.map(|now| line.gone_since.unwrap_or(now));
+                if line.gone_since != since {
+                    self.client(client).lines[lock].gone_since = since;
+                }
             }
         }
     }
@@ -306,7 +316,7 @@ impl System {
 
     /// A number by which some states are chosen: of the ids that were made, which differ from state to state.
     pub(super) fn lot(&self) -> i64 {
-        let clients = self.clients.iter().map(Client::made_so_far);
+        let clients = self.clients.iter().map(|client| client.made_so_far());
         clients.fold(self.time, |lot, made| lot * 31 + made).wrapping_abs()
     }
 
