@@ -1,11 +1,10 @@
 //! The program `watchlock`, against real servers.
 
 mod away;
+mod checks;
 mod codes;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
-mod doctor;
-mod doctor_worlds;
 mod documents;
 mod endings;
 mod family;
@@ -18,7 +17,6 @@ mod outage;
 mod run;
 mod steps;
 mod terminal;
-mod verify;
 
 use std::{
     process::{ExitStatus, Stdio},
@@ -32,6 +30,8 @@ use tokio::{
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
     signal::unix::SignalKind,
 };
+
+use checks::{doctor, verify};
 
 use crate::common::{Ground, PATIENCE, SOON, eventually, within};
 
