@@ -16,7 +16,7 @@ use watchlock::{FencingToken, LockClient, errors::HoldError, operate::HolderInfo
 use crate::{
     arguments::{Acquire, Output, Run},
     connection::Connection,
-    exit::{Failure, LOST, Outcome, UNAVAILABLE, ended_by},
+    exit::{Failure, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     json,
     leaving::{LEAVE, caught, give_back, hold_may_stay},
@@ -101,7 +101,8 @@ async fn take(
         let lock = locks.inspect(name).await?;
         let holders = lock.into_iter().flat_map(|lock| lock.holders);
         let holder = { holders }.find(|holder| holder.token == token);
-        holder.map(Some).ok_or_else(|| lost(name, "it is not held any more"))
+        let lost = || Failure::lost(name, "it is not held any more");
+        holder.map(Some).ok_or_else(lost)
     };
     let holder = tokio::select! {
         left = timeout(TRY, left) => left.unwrap_or_else(|_| Err(unanswered(TRY)))?,
@@ -125,11 +126,7 @@ async fn take(
 fn not_left(name: &str, error: &HoldError) -> Failure {
     match error {
         HoldError::Server(error) => error.clone().into(),
-        HoldError::Lost(loss) => lost(name, &loss.to_string()),
+        HoldError::Lost(loss) => Failure::lost(name, loss),
         error => Failure::new(UNAVAILABLE, error),
     }
-}
-
-fn lost(name: &str, why: &str) -> Failure {
-    Failure::new(LOST, format!("`{}` is lost: {why}", plain(name)))
 }

@@ -1,6 +1,13 @@
 //! The definition of the command line.
 
-use std::{ffi::OsString, path::PathBuf, str::FromStr as _, time::Duration};
+use std::{
+    ffi::OsString,
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+    str::FromStr as _,
+    time::Duration,
+};
 
 use clap::{
     Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
@@ -8,9 +15,16 @@ use clap::{
 };
 use clap_complete::Shell;
 use rustix::process::Signal;
+use serde::Serialize;
 use watchlock::{FencingToken, operate::Kind};
 
-use crate::{connection::Connection, exit, locks::Kept, text::exact};
+use crate::{
+    connection::Connection,
+    exit::{self, Outcome},
+    json,
+    locks::Kept,
+    text::exact,
+};
 
 /// The lease of a client whose holds all have lengths of their own.
 const LEASE: Duration = Duration::from_secs(30);
@@ -122,7 +136,7 @@ pub(crate) enum Command {
 ///
 /// A command that takes the identity of another user (sudo, other setuid programs) loses its tie to watchlock: it is
 /// not killed with it, and watchlock can't end it when the lock is lost. Run watchlock as that user instead.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[command(after_help = exit::table(Some("run")), override_usage = "watchlock run [OPTIONS] <NAME> [--] <COMMAND>...")]
 pub(crate) struct Run {
     /// The name of the lock: any text of 1 to 1,024 bytes
@@ -221,7 +235,7 @@ pub(crate) struct Share {
     pub(crate) write: bool,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct Patience {
     /// Wait at most this long for the lock (5s, 2m), then exit with 75; with 0s, do not wait
     ///
@@ -234,7 +248,7 @@ pub(crate) struct Patience {
 }
 
 /// The texts by which others recognize the holder.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct Signature {
     /// Why the lock is held, for others to read [default: the name of the program that is run, if any; "" for nothing]
     #[arg(long, value_name = "TEXT")]
@@ -245,7 +259,7 @@ pub(crate) struct Signature {
 }
 
 /// A hold that watchlock renews as long as it lives.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct Renewed {
     /// A stable name of this job: a later run with it takes the lock from an earlier one at once
     ///
@@ -323,46 +337,20 @@ pub(crate) struct Elect {
 impl From<Elect> for Run {
     fn from(elect: Elect) -> Self {
         Self {
+            name: elect.name,
             value: Some(elect.value),
+            patience: elect.patience,
+            holder: elect.leader,
             renewed: elect.renewed,
             care: elect.care,
             voice: elect.voice,
             command: elect.command,
-            ..Self::of(elect.name, elect.patience, elect.leader)
+            ..Self::default()
         }
     }
 }
 
 impl Run {
-    /// Holds this lock with nothing else asked for.
-    fn of(name: String, patience: Patience, holder: Signature) -> Self {
-        Self {
-            name,
-            patience,
-            holder,
-            and: Vec::new(),
-            value: None,
-            fixed: None,
-            share: Share::default(),
-            renewed: Renewed {
-                owner_id: None,
-                lease: LEASE,
-            },
-            at_least_for: None,
-            warn_after: None,
-            lose_after: None,
-            once_per: None,
-            offset: None,
-            since_success: false,
-            failures_count: false,
-            ran_exit_code: exit::RAN_ALREADY,
-            care: Care::default(),
-            voice: Voice::default(),
-            line: None,
-            command: Vec::new(),
-        }
-    }
-
     /// Returns the command, if there is one.
     pub(crate) fn command(&self) -> Vec<OsString> {
         match &self.line {
@@ -416,9 +404,16 @@ pub(crate) struct Acquire {
 impl From<Acquire> for Run {
     fn from(acquire: Acquire) -> Self {
         Self {
+            name: acquire.name,
             fixed: Some(acquire.length),
             share: acquire.share,
-            ..Self::of(acquire.name, acquire.patience, acquire.holder)
+            patience: acquire.patience,
+            holder: acquire.holder,
+            renewed: Renewed {
+                owner_id: None,
+                lease: LEASE,
+            },
+            ..Self::default()
         }
     }
 }
@@ -449,10 +444,13 @@ pub(crate) struct Hold {
 impl From<Hold> for Run {
     fn from(hold: Hold) -> Self {
         Self {
+            name: hold.name,
             share: hold.share,
+            patience: hold.patience,
+            holder: hold.holder,
             renewed: hold.renewed,
             voice: hold.voice,
-            ..Self::of(hold.name, hold.patience, hold.holder)
+            ..Self::default()
         }
     }
 }
@@ -771,6 +769,17 @@ pub(crate) struct Output {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Output {
+    /// Prints an answer, as JSON or for people, and exits with this code.
+    pub(crate) fn answer(self, value: &impl Serialize, text: impl FnOnce() -> String, code: ExitCode) -> Outcome {
+        let written = match self.json {
+            true => json::print(value),
+            false => io::stdout().lock().write_all(text().as_bytes()),
+        };
+        exit::after(written, code)
+    }
 }
 
 /// The kinds by their names in JSON.

@@ -3,7 +3,7 @@
 //! Rounds of a lock and of the raw commands take turns, as the noise of a machine comes and goes.
 
 use std::{
-    io::{self, Write as _},
+    io,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -18,7 +18,6 @@ use crate::{
     connection::Connection,
     exit::{self, Failure, Outcome},
     ground::{Ground, asked, on_ground},
-    json,
     measure::{Compared, claimed_and_freed, upserted_and_deleted},
     messages,
     table::{Column, table},
@@ -67,18 +66,13 @@ pub(crate) async fn bench(connection: &Connection, arguments: Bench) -> Outcome 
         Ok(rows) => rows,
         Err(signal) => return Ok(exit::ended_by(signal)),
     };
-    let written = if arguments.output.json {
-        json::print(&Measured {
-            watchlock: env!("CARGO_PKG_VERSION"),
-            seconds: begun.elapsed().as_secs_f64(),
-            rows,
-        })
-    } else {
-        let out = io::stdout();
-        let within = terminal::columns(&out);
-        out.lock().write_all(shown(&rows, within).as_bytes())
+    let measured = Measured {
+        watchlock: env!("CARGO_PKG_VERSION"),
+        seconds: begun.elapsed().as_secs_f64(),
+        rows,
     };
-    exit::after(written, ExitCode::SUCCESS)
+    let table = || shown(&measured.rows, terminal::columns(io::stdout()));
+    arguments.output.answer(&measured, table, ExitCode::SUCCESS)
 }
 
 /// Draws the table.

@@ -1,7 +1,7 @@
 //! `watchlock break`.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _},
     process::ExitCode,
 };
 
@@ -13,7 +13,7 @@ use watchlock::{
 use crate::{
     arguments::{Break, Output},
     connection::Connection,
-    exit::{self, Failure, Outcome},
+    exit::{Failure, Outcome},
     json,
     messages::say,
     show::{live, no_trace},
@@ -89,25 +89,22 @@ fn broken(name: &str, before: &LockInfo, after: Option<&LockInfo>, output: Outpu
     let broken: Vec<&HolderInfo> = live(before)
         .filter(|holder| !remaining.contains(&holder.token))
         .collect();
-    let written = if output.json {
-        json::print_change(name, "broken", broken, after)
-    } else {
+    let lines = || {
         let evicted = broken.iter().map(|holder| format!("evicted: {holder}\n"));
         let now = after.map(|after| format!("now: {after}\n"));
-        let lines: String = evicted.chain(now).collect();
-        io::stdout().lock().write_all(lines.as_bytes())
+        evicted.chain(now).collect()
     };
-    exit::after(written, ExitCode::SUCCESS)
+    output.answer(&json::change(name, "broken", &broken, after), lines, ExitCode::SUCCESS)
 }
 
 fn not_broken(name: &str, lock: Option<&LockInfo>, why: &str, output: Output) -> Outcome {
     say(why);
-    let written = if output.json {
-        json::print_change(name, "broken", Vec::<HolderInfo>::new(), lock)
-    } else {
-        Ok(())
-    };
-    exit::after(written, ExitCode::FAILURE)
+    let nobody: [HolderInfo; 0] = [];
+    output.answer(
+        &json::change(name, "broken", nobody, lock),
+        String::new,
+        ExitCode::FAILURE,
+    )
 }
 
 fn tokens(lock: &LockInfo) -> Vec<FencingToken> {

@@ -1,13 +1,11 @@
-//! The descendants of this process, from `/proc`.
+//! The descendants of this process, from the `/proc` of Linux: elsewhere none are found.
 
-#[cfg(target_os = "linux")]
 use std::{collections::HashMap, fs};
 
 use rustix::process::Pid;
 
 /// Returns every living descendant, including those that left the process group or lost their parent: an orphan becomes
 /// a child of this process, which has asked for that.
-#[cfg(target_os = "linux")]
 pub(crate) fn living() -> Vec<Pid> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -34,56 +32,27 @@ pub(crate) fn living() -> Vec<Pid> {
     found
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn living() -> Vec<Pid> {
-    Vec::new()
-}
-
 /// Returns the parent of a process.
-#[cfg(target_os = "linux")]
 pub(crate) fn parent(pid: Pid) -> Option<Pid> {
     Pid::from_raw(state_and_parent(&stat(pid)?)?.1)
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn parent(_: Pid) -> Option<Pid> {
-    None
-}
-
 /// Returns whether the process may do anything before it is continued. One that is gone does not.
-#[cfg(target_os = "linux")]
 pub(crate) fn is_running(pid: Pid) -> bool {
     let stat = stat(pid).unwrap_or_default();
     state_and_parent(&stat).is_some_and(|(state, _)| !["T", "t", "Z", "X", "x"].contains(&state))
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn is_running(_: Pid) -> bool {
-    false
-}
-
 /// Returns whether the process waits in the kernel, where no signal but SIGKILL reaches it.
-#[cfg(target_os = "linux")]
 pub(crate) fn is_stuck(pid: Pid) -> bool {
     let stat = stat(pid).unwrap_or_default();
     state_and_parent(&stat).is_some_and(|(state, _)| state == "D")
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn is_stuck(_: Pid) -> bool {
-    false
-}
-
 /// Returns whether the process is stopped, as by ^Z.
-#[cfg(target_os = "linux")]
 pub(crate) fn is_stopped(pid: Pid) -> bool {
     let stat = stat(pid).unwrap_or_default();
     state_and_parent(&stat).is_some_and(|(state, _)| state == "T")
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn is_stopped(_: Pid) -> bool {
-    false
 }
 
 /// Returns a readable name of the process: `4711 (sleep)`.
@@ -95,20 +64,17 @@ pub(crate) fn named(pid: Pid) -> String {
     }
 }
 
-#[cfg(target_os = "linux")]
 fn stat(pid: Pid) -> Option<String> {
     fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()
 }
 
 /// Returns the parent, unless the process has ended and only waits to be reaped.
-#[cfg(target_os = "linux")]
 fn living_parent(stat: &str) -> Option<i32> {
     let (state, parent) = state_and_parent(stat)?;
     (!["Z", "X", "x"].contains(&state)).then_some(parent)
 }
 
 /// Parses `pid (name) state parent …`, where the name may contain anything.
-#[cfg(target_os = "linux")]
 fn state_and_parent(stat: &str) -> Option<(&str, i32)> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');

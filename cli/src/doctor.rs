@@ -5,13 +5,7 @@ mod hosts;
 pub(crate) mod privileges;
 pub(crate) mod topology;
 
-use std::{
-    fmt::Write as _,
-    io::{self, Write as _},
-    process::ExitCode,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt::Write as _, process::ExitCode, sync::Arc, time::Duration};
 
 use futures::{TryStreamExt as _, future::join_all};
 use mongodb::{
@@ -31,8 +25,7 @@ use crate::{
     arguments::Doctor,
     clock::{self, Offset},
     connection::{Connection, Place, to_its_end},
-    exit::{self, Failure, Outcome},
-    json,
+    exit::{Failure, Outcome},
     text::{plain, span_of, wrapped},
 };
 
@@ -148,13 +141,9 @@ async fn unusable(connection: &Connection, arguments: &Doctor, failure: Failure,
 }
 
 fn report(arguments: &Doctor, checks: Vec<Check>, code: ExitCode) -> Outcome {
-    let written = if arguments.output.json {
-        let healthy = !is_bad(&checks);
-        json::print(&Report { healthy, checks })
-    } else {
-        io::stdout().lock().write_all(in_full(&checks).as_bytes())
-    };
-    exit::after(written, code)
+    let healthy = !is_bad(&checks);
+    let report = Report { healthy, checks };
+    arguments.output.answer(&report, || in_full(&report.checks), code)
 }
 
 /// Reads and writes as the library does, whatever the connection string says of it.

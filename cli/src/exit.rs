@@ -10,7 +10,10 @@ use mongodb::error::Error as DriverError;
 use rustix::process::Signal;
 use watchlock::errors::{AcquireError, BuildError, OperateError, ServerError, ServerErrorKind};
 
-use crate::{json, messages, text::wrapped};
+use crate::{
+    json, messages,
+    text::{plain, wrapped},
+};
 
 /// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small numbers belong to the
 /// command that is run.
@@ -130,6 +133,10 @@ impl Failure {
 
     pub(crate) fn internal(message: impl Display) -> Self {
         Self::new(INTERNAL, message)
+    }
+
+    pub(crate) fn lost(name: &str, why: impl Display) -> Self {
+        Self::new(LOST, format!("`{}` is lost: {why}", plain(name)))
     }
 
     pub(crate) fn driver(error: &DriverError) -> Self {

@@ -34,10 +34,10 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Prints the answer of a command that changes a lock: what it has changed, under a name of its own, and the lock
+/// Returns the answer of a command that changes a lock: what it has changed, under a name of its own, and the lock
 /// afterwards.
-pub(crate) fn print_change(name: &str, what: &str, change: impl Serialize, lock: Option<&LockInfo>) -> io::Result<()> {
-    print(&serde_json::json!({ "name": name, what: change, "lock": lock }))
+pub(crate) fn change(name: &str, what: &str, change: impl Serialize, lock: Option<&LockInfo>) -> serde_json::Value {
+    serde_json::json!({ "name": name, what: change, "lock": lock })
 }
 
 /// Prints one document, for a program or a person.

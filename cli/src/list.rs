@@ -1,19 +1,14 @@
 //! `watchlock ls`.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-    time::SystemTime,
-};
+use std::{io, process::ExitCode, time::SystemTime};
 
 use watchlock::operate::{HolderInfo, Listing, LockInfo, UnreadableInfo};
 
 use crate::{
     arguments::List,
     connection::{Connection, Place},
-    exit::{self, Outcome},
+    exit::Outcome,
     holder::{is_at_risk, who, why},
-    json,
     messages::say,
     table::{Column, table},
     terminal,
@@ -83,10 +78,7 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     if let more @ 1.. = unreadable.len().saturating_sub(UNREADABLE_SHOWN) {
         say(&format!("and {more} more that are not locks"));
     }
-    if arguments.output.json {
-        return exit::after(json::print(&found), ExitCode::SUCCESS);
-    }
-    if found.is_empty() {
+    if found.is_empty() && !arguments.output.json {
         let place = arguments.kept.place(&place);
         say(&if is_selective {
             format!("none of the locks in {place} is as requested")
@@ -95,28 +87,18 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         });
         return Ok(ExitCode::SUCCESS);
     }
-    exit::after(print(&found), ExitCode::SUCCESS)
+    // The reader of a pipe gets all of it.
+    let text = || formatted(&found, terminal::columns(io::stdout()));
+    arguments.output.answer(&found, text, ExitCode::SUCCESS)
 }
 
 async fn deadlocks(place: &Place, arguments: &List) -> Outcome {
     let found = place.locks().await?.deadlocks().await?;
-    if arguments.output.json {
-        return exit::after(json::print(&found), ExitCode::SUCCESS);
-    }
-    if found.is_empty() {
+    if found.is_empty() && !arguments.output.json {
         say(&format!("no deadlocks in {}, {SEEN}", arguments.kept.place(place)));
     }
-    let lines: String = found
-        .iter()
-        .map(|deadlock| plain(&deadlock.to_string()) + "\n")
-        .collect();
-    exit::after(io::stdout().lock().write_all(lines.as_bytes()), ExitCode::SUCCESS)
-}
-
-fn print(found: &[LockInfo]) -> io::Result<()> {
-    // The reader of a pipe gets all of it.
-    let lines = formatted(found, terminal::columns(io::stdout()));
-    io::stdout().lock().write_all(lines.as_bytes())
+    let lines = || found.iter().map(|found| plain(&found.to_string()) + "\n").collect();
+    arguments.output.answer(&found, lines, ExitCode::SUCCESS)
 }
 
 fn formatted(found: &[LockInfo], within: Option<usize>) -> String {

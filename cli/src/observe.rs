@@ -7,15 +7,12 @@ use std::{
 };
 
 use serde::Serialize;
-use watchlock::{
-    FencingToken,
-    operate::{Events, HolderInfo},
-};
+use watchlock::{FencingToken, election::Leader, operate::Events};
 
 use crate::{
     arguments::Observe,
     clock::Offset,
-    connection::{Connection, Place},
+    connection::Connection,
     exit::{self, Failure, Outcome, UNAVAILABLE},
     holder::short,
     json,
@@ -27,7 +24,7 @@ use crate::{
 struct Change<'a> {
     at: String,
     election: &'a str,
-    leader: Option<&'a HolderInfo>,
+    leader: Option<&'a Leader>,
 }
 
 pub(crate) async fn observe(connection: &Connection, arguments: Observe) -> Outcome {
@@ -36,75 +33,65 @@ pub(crate) async fn observe(connection: &Connection, arguments: Observe) -> Outc
     let election = locks.election(&arguments.name);
     // A lock of another kind has no leader, ever; only this says so.
     let present = election.leader().await?;
-    let mut printer = Printer::new(&place, &arguments).await?;
+    let offset = match arguments.output.json {
+        // With the times as they were seen here.
+        true => None,
+        false => Some(Offset::measure(&place).await?),
+    };
     if arguments.once {
         let code = match present {
             Some(_) => ExitCode::SUCCESS,
             None => ExitCode::FAILURE,
         };
-        return exit::after(printer.print(present.as_ref()), code);
+        return exit::after(print(&arguments.name, offset, None, present.as_ref()), code);
     }
     tokio::select! {
-        outcome = changes(election.observe(), printer) => outcome,
+        outcome = changes(&arguments.name, offset, election.observe()) => outcome,
         // The reader has read enough, as `head` does.
         Ok(()) = reader_gone() => Ok(ExitCode::SUCCESS),
         never = tell_outages(&place) => match never {},
     }
 }
 
-async fn changes(mut leaders: Events<Option<HolderInfo>>, mut printer: Printer<'_>) -> Outcome {
+async fn changes(election: &str, offset: Option<Offset>, mut leaders: Events<Option<Leader>>) -> Outcome {
+    let mut known = None;
     while let Some(leader) = leaders.next().await {
-        printer.print(leader?.as_ref())?;
+        let leader = leader?;
+        print(election, offset, known, leader.as_ref())?;
+        known = leader.map(|leader| leader.token);
     }
     Err(Failure::new(UNAVAILABLE, "the event stream has ended"))
 }
 
-/// Prints leaders: as JSON, or as lines with times by the server's clock.
-struct Printer<'a> {
-    election: &'a str,
-    /// For lines.
+/// Prints a leader as a line, with its time by the server's clock; without its offset, as JSON. `known` is the token of
+/// the leader that was printed last.
+fn print(
+    election: &str,
     offset: Option<Offset>,
-    /// The token of the leader that was printed last.
     known: Option<FencingToken>,
-}
-
-impl<'a> Printer<'a> {
-    async fn new(place: &Place, arguments: &'a Observe) -> Result<Self, Failure> {
-        let offset = match arguments.output.json {
-            true => None,
-            false => Some(Offset::measure(place).await?),
-        };
-        Ok(Self {
-            election: &arguments.name,
-            offset,
-            known: None,
-        })
-    }
-
-    fn print(&mut self, leader: Option<&HolderInfo>) -> io::Result<()> {
-        let Some(offset) = self.offset else {
-            let (at, election) = (time(SystemTime::now()), self.election);
-            return json::print_line(&Change { at, election, leader });
-        };
-        let known = std::mem::replace(&mut self.known, leader.map(|leader| leader.token));
-        let at = match leader {
-            // It may have been elected long ago. Later it may proclaim another value.
-            Some(leader) if known != Some(leader.token) => leader.since,
-            _ => offset.now(),
-        };
-        let (at, name) = (time(at), plain(self.election));
-        let mut out = io::stdout().lock();
-        match leader {
-            None => writeln!(out, "{at}  {name}  nobody leads")?,
-            Some(leader) => {
-                let by = short(leader.owner.label.as_deref(), &leader.owner.host, leader.owner.pid);
-                let value = match leader.owner.value.as_deref() {
-                    None | Some("") => String::new(),
-                    Some(value) => format!(": {}", plain(value)),
-                };
-                writeln!(out, "{at}  {name}  led by {by}, token {}{value}", leader.token)?;
-            }
+    leader: Option<&Leader>,
+) -> io::Result<()> {
+    let Some(offset) = offset else {
+        let at = time(SystemTime::now());
+        return json::print_line(&Change { at, election, leader });
+    };
+    let at = match leader {
+        // It may have been elected long ago. Later it may proclaim another value.
+        Some(leader) if known != Some(leader.token) => leader.since,
+        _ => offset.now(),
+    };
+    let told = match leader {
+        None => "nobody leads".to_owned(),
+        Some(leader) => {
+            let by = short(leader.label.as_deref(), &leader.host, leader.pid);
+            let value = match &leader.value[..] {
+                "" => String::new(),
+                value => format!(": {}", plain(value)),
+            };
+            format!("led by {by}, token {}{value}", leader.token)
         }
-        out.flush()
-    }
+    };
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}  {}  {told}", time(at), plain(election))?;
+    out.flush()
 }

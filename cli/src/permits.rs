@@ -1,17 +1,13 @@
 //! `watchlock permits`.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use watchlock::operate::Kind;
 
 use crate::{
     arguments::Permits,
     connection::Connection,
-    exit::{self, DATA, Failure, Outcome},
-    json,
+    exit::{DATA, Failure, Outcome},
     messages::say,
     show::no_trace,
     text::plain,
@@ -43,10 +39,6 @@ pub(crate) async fn permits(connection: &Connection, arguments: Permits) -> Outc
         ExitCode::FAILURE
     };
     let capacity = lock.as_ref().and_then(|lock| lock.capacity);
-    let written = match capacity {
-        _ if output.json => json::print(&lock),
-        Some(permits) => writeln!(io::stdout().lock(), "{permits}"),
-        None => Ok(()),
-    };
-    exit::after(written, code)
+    let text = || capacity.map(|permits| format!("{permits}\n")).unwrap_or_default();
+    output.answer(&lock, text, code)
 }

@@ -140,10 +140,7 @@ async fn under_lock(
     };
     if let Some(reason) = handle.lost_reason() {
         // This program was stopped or frozen just now.
-        return Err(Failure::new(
-            LOST,
-            format!("`{}` is lost: {reason}", plain(&handle.name())),
-        ));
+        return Err(Failure::lost(&handle.name(), reason));
     }
     let token = handle.token(&arguments.name).map(|token| token.to_string());
     let token = token.unwrap_or_default();

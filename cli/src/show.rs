@@ -1,20 +1,14 @@
 //! `watchlock show`.
 
-use std::{
-    fmt::Write as _,
-    io::{self, Write as _},
-    process::ExitCode,
-    time::SystemTime,
-};
+use std::{fmt::Write as _, process::ExitCode, time::SystemTime};
 
 use watchlock::operate::{HolderInfo, Kind, LockInfo};
 
 use crate::{
     arguments::Show,
     connection::Connection,
-    exit::{self, Outcome},
+    exit::Outcome,
     holder::is_at_risk,
-    json,
     messages::say,
     text::{plain, span, time},
 };
@@ -28,12 +22,8 @@ pub(crate) async fn show(connection: &Connection, arguments: Show) -> Outcome {
         say(&no_trace(&name));
         ExitCode::FAILURE
     };
-    let written = match &lock {
-        lock if arguments.output.json => json::print(lock),
-        Some(lock) => io::stdout().lock().write_all(in_full(lock, lock.as_of).as_bytes()),
-        None => Ok(()),
-    };
-    exit::after(written, code)
+    let text = || lock.as_ref().map(|lock| in_full(lock, lock.as_of)).unwrap_or_default();
+    arguments.output.answer(&lock, text, code)
 }
 
 pub(crate) fn no_trace(name: &str) -> String {

@@ -1,9 +1,6 @@
 //! `watchlock renew` and `watchlock release`: what the later steps do with a lock that `acquire` took.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use watchlock::{
     Detached, FencingToken,
@@ -13,7 +10,7 @@ use watchlock::{
 use crate::{
     arguments::Step,
     connection::Connection,
-    exit::{self, Outcome},
+    exit::Outcome,
     holder::who,
     json,
     messages::say,
@@ -30,19 +27,11 @@ pub(crate) async fn renew(connection: &Connection, step: Step) -> Outcome {
         Some(_) => None,
         None => locks.inspect(&step.name).await?,
     };
-    if !step.output.json
-        && let Some(holder) = renewed
-    {
-        writeln!(io::stdout().lock(), "{}", time(holder.until))?;
-    }
     // A client that has it renews it itself.
-    told(
-        &step,
-        "renewed",
-        renewed,
-        after.as_ref(),
-        holding(present.as_ref(), step.token),
-    )
+    let code = told(&step, renewed, holding(present.as_ref(), step.token));
+    let answer = json::change(&step.name, "renewed", renewed, after.as_ref());
+    let until = || renewed.map(|holder| time(holder.until) + "\n").unwrap_or_default();
+    step.output.answer(&answer, until, code)
 }
 
 pub(crate) async fn release(connection: &Connection, step: Step) -> Outcome {
@@ -59,40 +48,23 @@ pub(crate) async fn release(connection: &Connection, step: Step) -> Outcome {
         None => locks.inspect(&step.name).await?,
         after => after,
     };
-    told(&step, "released", released, lock.as_ref(), None)
+    let code = told(&step, released, None);
+    let answer = json::change(&step.name, "released", released, lock.as_ref());
+    step.output.answer(&answer, String::new, code)
 }
 
 fn holding(lock: Option<&LockInfo>, token: FencingToken) -> Option<&HolderInfo> {
     lock.into_iter().flat_map(live).find(|holder| holder.token == token)
 }
 
-/// Reports the holder whose hold was changed; or that there is none, unless a program has it.
-fn told(
-    Step { output, token, name }: &Step,
-    what: &str,
-    changed: Option<&HolderInfo>,
-    lock: Option<&LockInfo>,
-    by_itself: Option<&HolderInfo>,
-) -> Outcome {
-    let shown = plain(name);
-    match (changed, by_itself) {
-        (Some(_), _) => {}
-        (None, None) => say(&format!("`{shown}` is not held under the token {token} (any more)")),
-        (None, Some(holder)) => {
-            let who = who(holder);
-            say(&format!(
-                "`{shown}` is held under the token {token} by {who}, which renews it itself"
-            ));
-        }
-    }
-    let code = if changed.is_some() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+/// Returns the code of a step that has changed this hold; or says that there is none, or whose it is.
+fn told(step: &Step, changed: Option<&HolderInfo>, present: Option<&HolderInfo>) -> ExitCode {
+    let (name, token) = (plain(&step.name), step.token);
+    let problem = match (changed, present.map(who)) {
+        (Some(_), _) => return ExitCode::SUCCESS,
+        (None, None) => format!("`{name}` is not held under the token {token} (any more)"),
+        (None, Some(who)) => format!("`{name}` is held under the token {token} by {who}, which renews it itself"),
     };
-    let written = match output.json {
-        true => json::print_change(name, what, changed, lock),
-        false => Ok(()),
-    };
-    exit::after(written, code)
+    say(&problem);
+    ExitCode::FAILURE
 }

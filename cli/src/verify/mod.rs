@@ -29,7 +29,7 @@ use crate::{
     connection::Connection,
     exit::{self, Failure, Outcome},
     ground::{Ground, on_ground},
-    json, messages, terminal,
+    messages, terminal,
 };
 
 use pace::Pace;
@@ -68,15 +68,11 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
         checks.push(Check::skipped(WHOLE, "nobody said yes").of(fail_over::SECTION));
     }
     let report = Report::new(run.seed, begun.elapsed().as_secs_f64(), checks);
-    let written = match arguments.output.json {
-        true => json::print(&report),
-        false => io::stdout().lock().write_all(report.text().as_bytes()),
-    };
     if let Some((path, mut file)) = file {
         let written = file.write_all(report.page(SystemTime::now()).as_bytes());
         written.map_err(|error| unwritable(path, &error))?;
     }
-    exit::after(written, report.code())
+    arguments.output.answer(&report, || report.text(), report.code())
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {
