@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use futures::{StreamExt as _, stream};
 use mongodb::bson::doc;
 use serde_json::{Value, json};
-use watchlock::{LostReason, Released};
+use watchlock::{LockClient, LostReason, Released};
 
 use crate::{
     Started, bare,
@@ -338,9 +339,10 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
             .any(|character| character != '\n' && (character.is_control() || reorders(character)))
     };
     let mut watching = Started::run(&ground, "watch --plain");
+    let database = ground.driver().await.database(&ground.database);
     let mut held = Vec::new();
     for text in crate::common::hostile::hostile() {
-        let builder = ground.builder().await.label(&text).owner_id(&text);
+        let builder = LockClient::builder(database.clone()).label(&text).owner_id(&text);
         let locks = builder.build().await.unwrap();
         let leads = locks.election(&text).campaign(&text).reason(&text).await.unwrap();
         let line = watching.line().await;
@@ -350,25 +352,26 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
     let told = watchlock(&ground, "ls", 0).await;
     assert!(!obeyed(&told.out) && !obeyed(&told.err), "{told:?}");
     let listed = watchlock(&ground, "ls --json", 0).await.json();
-    for (text, leads) in held {
-        if !text.contains('\0') {
-            let shown = done(program(&ground).args(["show", "--json", "--", &text]))
-                .await
-                .expect(0);
-            assert!(!obeyed(&shown.out), "{shown:?}");
-            let lock = shown.json();
-            assert_eq!(lock["name"], json!(text));
-            for field in ["label", "reason", "owner_id", "value"] {
-                assert_eq!(lock["holders"][0][field], json!(text), "{field}");
-            }
-            let mut listed = listed.as_array().unwrap().iter();
-            let listed = listed.find(|listed| listed["name"] == lock["name"]).unwrap();
-            assert_eq!(listed["holders"][0]["token"], lock["holders"][0]["token"], "{text:?}");
-            for arguments in [&["show", "--", &text][..], &["break", "--yes", "--", &text]] {
-                let told = done(program(&ground).args(arguments)).await.expect(0);
-                assert!(!obeyed(&told.out) && !obeyed(&told.err), "{arguments:?}: {told:?}");
-            }
+    let named = held.iter().filter(|(text, _)| !text.contains('\0'));
+    let seen = named.map(async |(text, _)| {
+        let run = async |words: &[&str]| {
+            let told = done(program(&ground).args(words).arg("--").arg(text)).await.expect(0);
+            assert!(!obeyed(&told.out) && !obeyed(&told.err), "{words:?}: {told:?}");
+            told
+        };
+        let lock = run(&["show", "--json"]).await.json();
+        assert_eq!(lock["name"], json!(text));
+        for field in ["label", "reason", "owner_id", "value"] {
+            assert_eq!(lock["holders"][0][field], json!(text), "{field}");
         }
+        let mut listed = listed.as_array().unwrap().iter();
+        let listed = listed.find(|listed| listed["name"] == lock["name"]).unwrap();
+        assert_eq!(listed["holders"][0]["token"], lock["holders"][0]["token"], "{text:?}");
+        run(&["show"]).await;
+        run(&["break", "--yes"]).await;
+    });
+    stream::iter(seen).buffer_unordered(4).collect::<()>().await;
+    for (_, leads) in held {
         drop(leads);
         // The end of it, one way or another.
         let line = watching.line().await;

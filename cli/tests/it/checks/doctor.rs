@@ -101,7 +101,7 @@ async fn a_pool_that_is_too_small_is_a_warning() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_clocks_of_all_members_are_compared() {
-    let cluster = Cluster::replica_set(3).await.unwrap();
+    let cluster = Cluster::builder().replica_set(3).in_memory(true).start().await.unwrap();
     let ground = Ground::on(&cluster, "cli_members");
     let report = watchlock(&ground, "doctor --json", 0).await.json();
     let well = [status(&report, "member-clocks"), status(&report, "topology")];
