@@ -11,6 +11,7 @@ use crate::world::Blocking;
 use crate::{
     config::Config,
     error::{BuildError, InvalidInput},
+    hidden::Hidden,
     input::{check_collection, check_database},
     machine,
     session::{
@@ -40,7 +41,7 @@ pub struct LockClientBuilder<W: World = Async> {
 /// The place where the locks live.
 #[derive(Clone)]
 pub(super) enum Home {
-    Database(Database),
+    Database(Hidden<Database>),
     Memory(Arc<MemoryStore>),
 }
 

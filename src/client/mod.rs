@@ -24,6 +24,7 @@ use crate::{
     detached::Detached,
     error::{AcquireError, OperateError},
     handle::{Held, owned::OwnedHold, target::AnyLock},
+    hidden::hidden,
     input::check_name,
     inspect::LockInfo,
     locks::{
@@ -116,7 +117,7 @@ impl LockClient {
     /// Write concern, read concern and read preference are the library's own (majority, majority, primary), regardless
     /// of those of `database`.
     pub fn builder(database: Database) -> LockClientBuilder {
-        LockClientBuilder::new(Home::Database(database))
+        LockClientBuilder::new(Home::Database(hidden(database)))
     }
 
     pub(crate) fn over_memory(memory: &MemoryStore, config: Config) -> Self {
@@ -142,7 +143,7 @@ impl LockClient {
 
     /// Returns the connection to memory, on which a test can set faults; one without faults for a client of a server.
     pub(crate) fn connection(&self) -> Connection {
-        match &**self.session.store {
+        match &self.session.store {
             Store::Memory(store) => store.connection().clone(),
             _ => Connection::default(),
         }

@@ -25,6 +25,7 @@ use crate::{
     client::LockClient,
     error::{InvalidInput, OperateError},
     handle::target::Several,
+    hidden::hidden,
     input::{check_database, check_id, check_path, check_size},
     inspect::LockInfo,
     locks::acquire::{Acquire, Try, Wait},
@@ -171,7 +172,10 @@ impl<W: World> LockClient<W> {
     /// The locks have the settings of this client, and end with its [`shutdown`](Self::shutdown). Reads and writes use
     /// the library's own concerns, whatever those of the collection. Making them sends nothing.
     pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T, W> {
-        DocumentLocks::new(self.as_async(), UserCollection::Mongo(collection.clone_with_type()))
+        DocumentLocks::new(
+            self.as_async(),
+            UserCollection::Mongo(hidden(collection.clone_with_type())),
+        )
     }
 }
 

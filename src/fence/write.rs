@@ -26,6 +26,7 @@ use crate::{
         FenceError, InvalidInput,
         failure::{Failure, failure, is_duplicate},
     },
+    hidden::{Hidden, hidden},
     input::check_document,
     store::{detached, first_in},
     truncated_debug::Brief,
@@ -57,7 +58,7 @@ fn server(error: Error) -> FenceError {
 #[must_use = "nothing is written unless it is awaited"]
 pub struct FencedWrite<'a, R: Written> {
     fence: Fence,
-    collection: Collection<Document>,
+    collection: Hidden<Collection<Document>>,
     /// The user's own.
     filter: Document,
     change: R::Change,
@@ -91,7 +92,7 @@ impl<'a, R: Written> FencedWrite<'a, R> {
         let database = collection.client().database(&namespace.db);
         Self {
             fence: fence.clone(),
-            collection: database.collection_with_options(&namespace.coll, options),
+            collection: hidden(database.collection_with_options(&namespace.coll, options)),
             filter,
             change,
             session: None,
@@ -149,7 +150,9 @@ impl<'a, R: Written> FencedWrite<'a, R> {
     /// end even if nobody waits for it any more.
     async fn sent<O: Send + 'static>(
         &mut self,
-        command: impl FnOnce(Collection<Document>, &mut ClientSession) -> BoxFuture<'_, Result<O, Error>> + Send + 'static,
+        command: impl FnOnce(Hidden<Collection<Document>>, &mut ClientSession) -> BoxFuture<'_, Result<O, Error>>
+        + Send
+        + 'static,
     ) -> Result<O, Error> {
         let collection = self.collection.clone();
         if let Some(session) = &mut self.session {

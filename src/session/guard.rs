@@ -47,7 +47,7 @@ impl Session {
         if !is_in_transaction(transaction).await {
             return Err(GuardError::NotInTransaction);
         }
-        let Store::Mongo(store) = &**self.store else {
+        let Store::Mongo(store) = &self.store else {
             abort(transaction).await;
             return Err(GuardError::InMemory);
         };
@@ -142,7 +142,7 @@ impl Session {
     /// it would wait for its end, and be done then. A write that changes nothing of the user's shows that: the server
     /// has it wait too, and gives it up.
     pub(crate) async fn is_in_open_transaction(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
-        let Store::Mongo(store) = &**self.store else {
+        let Store::Mongo(store) = &self.store else {
             return Ok(false);
         };
         if hold.upkeep().guarded_at.is_none() {

@@ -35,7 +35,9 @@ mod timer_queue;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, process,
+    fmt,
+    ops::Deref,
+    process,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
@@ -78,19 +80,30 @@ const POSITIONS_MOST: usize = 8;
 const REMEMBERED: usize = 1_024;
 
 /// The state of one client, shared by its handles and its tasks.
-pub(crate) struct Session {
+pub(crate) struct Session(Hidden<Parts>);
+
+impl Deref for Session {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+/// The parts of a session.
+pub(crate) struct Parts {
     pub(crate) config: Config,
-    pub(crate) store: Hidden<Store>,
+    pub(crate) store: Store,
     ids: Ids,
-    table: Hidden<Mutex<Table>>,
+    table: Mutex<Table>,
     /// Wakes the heartbeat when something is due earlier than it knows.
     wake_heartbeat: Arc<Notify>,
     in_flight: Arc<InFlight>,
-    claims: Hidden<Claims>,
+    claims: Claims,
     mode: watch::Sender<WakeMode>,
     /// Whether something needs the change stream. Sent anew when an event is expected earlier than its task knows.
     demand: watch::Sender<bool>,
-    observers: Hidden<Mutex<Observers>>,
+    observers: Mutex<Observers>,
     /// Notified when the last line goes, a claim settles, or nothing of claims is searched for; only the end of the
     /// session waits for it.
     drained: Notify,
@@ -99,11 +112,11 @@ pub(crate) struct Session {
     ended: CancellationToken,
     /// Cancelled when the session's runtime has ended.
     stopped: CancellationToken,
-    /// The id of the process; a fork of it has another: see [`is_forked`](Self::is_forked).
+    /// The id of the process; a fork of it has another: see [`is_forked`](Session::is_forked).
     made_in: u32,
-    started: Hidden<OnceLock<Handle>>,
+    started: OnceLock<Handle>,
     /// The runtime on which the client was built, where there is a driver.
-    home: Hidden<OnceLock<Handle>>,
+    home: OnceLock<Handle>,
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
     /// The primary by its last answer, for the change stream.
@@ -207,32 +220,32 @@ impl Session {
         };
         let may_stream = config.may_stream();
         let in_flight = InFlight::new(config.max_operations, !store.is_in_place());
-        Arc::new(Self {
+        Arc::new(Self(hidden(Parts {
             config,
-            store: hidden(store),
+            store,
             ids: Ids::new(id),
-            table: hidden(Mutex::new(Table {
+            table: Mutex::new(Table {
                 clock,
                 stream,
                 ..Table::default()
-            })),
+            }),
             wake_heartbeat: Arc::default(),
             in_flight,
-            claims: hidden(Claims::default()),
+            claims: Claims::default(),
             mode: watch::Sender::new(mode),
             demand: watch::Sender::default(),
-            observers: hidden(Mutex::new(Observers::new(may_stream))),
+            observers: Mutex::new(Observers::new(may_stream)),
             drained: Notify::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
             stopped: CancellationToken::new(),
             made_in: process::id(),
-            started: hidden(OnceLock::new()),
-            home: hidden(OnceLock::new()),
+            started: OnceLock::new(),
+            home: OnceLock::new(),
             prepared: OnceLock::new(),
             primary: watch::Sender::default(),
             primary_wanted: Arc::default(),
-        })
+        })))
     }
 
     pub(crate) fn mode(&self) -> watch::Receiver<WakeMode> {

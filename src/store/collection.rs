@@ -5,11 +5,12 @@ use std::{fmt, sync::Arc};
 use mongodb::{Client, Collection, bson::Document};
 
 use super::MemoryDocuments;
+use crate::hidden::Hidden;
 
 /// A collection of the user's own documents.
 #[derive(Clone)]
 pub(crate) enum UserCollection {
-    Mongo(Collection<Document>),
+    Mongo(Hidden<Collection<Document>>),
     Memory(Arc<MemoryDocuments>),
 }
 

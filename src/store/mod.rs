@@ -18,9 +18,10 @@ pub(crate) mod typed;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    panic::AssertUnwindSafe,
+    future::poll_fn,
     pin::{Pin, pin},
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -31,7 +32,7 @@ use crate::{
     protocol::{Exchange, Operation, ServerTime, Showing, State, document::Malformed},
     telemetry,
 };
-use futures::{FutureExt, future::BoxFuture};
+use futures::future::BoxFuture;
 use mongodb::bson::{Document, oid::ObjectId};
 
 pub(crate) use crate::error::failure::Failure;
@@ -186,38 +187,51 @@ pub(crate) enum View {
 /// Runs a future that calls into the driver. The driver calls the user's handlers of its events, which may panic: a
 /// panic ends the operation with an unknown outcome, and not the task that runs it.
 async fn contained<T>(
-    running: Pin<&mut (dyn Future<Output = Result<T, ServerError>> + Send)>,
+    mut running: Pin<&mut (dyn Future<Output = Result<T, ServerError>> + Send)>,
 ) -> Result<T, ServerError> {
     // A stream that panicked is dropped like a stream that failed; keeping everything else intact is the driver's task.
-    let ended = AssertUnwindSafe(running).catch_unwind().await;
-    ended.unwrap_or_else(|_| Err(Own::Panicked.into()))
+    let poll = |context: &mut Context<'_>| {
+        let polled = telemetry::caught(|| running.as_mut().poll(context));
+        polled.unwrap_or_else(|| Poll::Ready(Err(Own::Panicked.into())))
+    };
+    poll_fn(poll).await
 }
 
 impl Store {
     /// Asks the server, or memory. An error is reported under this purpose, with the name of the lock if it is about one.
     ///
-    /// The future is boxed: otherwise those of the driver would be part of every future of a session.
-    fn ask<'a, T: Send + 'a, F: Future<Output = Result<T, ServerError>> + Send>(
+    /// The future of the server is boxed: otherwise those of the driver would be part of every future of a session.
+    fn ask<'a, T: Send + 'a, F: Future<Output = Result<T, ServerError>> + Send + 'a>(
         &'a self,
-        (purpose, name): (&'static str, Option<&'a str>),
-        of_server: impl FnOnce(&'a MongoStore) -> F + Send + 'a,
+        about: (&'static str, Option<&'a str>),
+        of_server: impl FnOnce(&'a MongoStore) -> F,
         of_memory: impl FnOnce(&'a MemoryStore) -> Result<T, ServerError> + Send + 'a,
-    ) -> BoxFuture<'a, Result<T, ServerError>> {
-        Box::pin(async move {
-            let answer = match self {
-                Self::Mongo(store) => {
-                    let asking = async {
-                        store.look().await?;
-                        of_server(store).await
-                    };
-                    contained(pin!(asking)).await
-                }
-                Self::Memory(store) => store.connection().reach().await.and_then(|()| of_memory(store)),
+    ) -> impl Future<Output = Result<T, ServerError>> {
+        let asking: BoxFuture<'a, Result<T, ServerError>> = match self {
+            Self::Mongo(store) => Box::pin(of_server(store)),
+            Self::Memory(store) => Box::pin(async move { of_memory(store) }),
+            #[cfg(test)]
+            Self::Simulated(link) => Box::pin(async move { of_memory(link.memory()) }),
+        };
+        self.answer(about, asking)
+    }
+
+    async fn answer<T>(
+        &self,
+        (purpose, name): (&'static str, Option<&str>),
+        mut asking: BoxFuture<'_, Result<T, ServerError>>,
+    ) -> Result<T, ServerError> {
+        let answering = async {
+            match self {
+                Self::Mongo(store) => store.look().await?,
+                Self::Memory(store) => store.connection().reach().await?,
                 #[cfg(test)]
-                Self::Simulated(link) => of_memory(link.memory()),
-            };
-            answer.inspect_err(|error| telemetry::operation_failed(purpose, name, error))
-        })
+                Self::Simulated(_) => {}
+            }
+            contained(asking.as_mut()).await
+        };
+        let answer = answering.await;
+        answer.inspect_err(|error| telemetry::operation_failed(purpose, name, error))
     }
 
     /// Runs one operation on the document `name`, majority-committed. The server gives up after `within`.

@@ -31,6 +31,7 @@ use crate::{
     wake_mode::{PollingReason, WakeMode},
 };
 
+pub(crate) use shield::caught;
 use shield::{in_span, shielded};
 
 const TARGET: &str = "watchlock";

@@ -1,6 +1,6 @@
 //! Renewals: of hundreds of documents by few statements, and of each by one where a document is refused.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -50,7 +50,7 @@ impl MongoStore {
     /// Renews by one statement for each document, whichever of its elements are held. The count is zero where several are
     /// in one document, as it shows nothing of each.
     async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        let mut documents = BTreeMap::<&str, Vec<&(String, Vec<String>)>>::new();
+        let mut documents = HashMap::<&str, Vec<&(String, Vec<String>)>>::new();
         for entry in &renewal.entries {
             documents
                 .entry(self.layout.document_of(&entry.0))
