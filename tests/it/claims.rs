@@ -686,19 +686,18 @@ async fn a_try_goes_on_after_a_command_that_failed() {
     }
 }
 
-/// The driver repeats what it may, by which the server counts once. What it does not repeat has used the attempt up,
-/// and a try that says that there is none holds none.
+/// What the server did not do is done anew, and has used no attempt. What it did without its majority has used the attempt
+/// up, and a try that says that there is none holds none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_counted_try_whose_answer_is_lost_has_used_one_attempt() {
     let (cluster, _turn, ground) = faulty_ground("claim_counted").await;
     let scene = Scene::on(ground.clone()).await;
     let (locks, _) = scene.locks();
     let write_concern = |code| doc! { "writeConcernError": { "code": code, "errmsg": "soon" } };
-    // Whether it is repeated by the driver or not done, or neither.
     let faults = [
         (doc! { "closeConnection": true }, 1_i32),
         (doc! { "errorCode": 10_107 }, 1),
-        (write_concern(6), 1),
+        (write_concern(6), 2),
         (write_concern(64), 2),
     ];
     for (id, (fault, attempt)) in (0..).zip(faults) {
