@@ -424,9 +424,10 @@ impl Evict {
 
 impl Request {
     /// Returns the least time that an entry in the queue has left without a refresh when it is requested again, in
-    /// milliseconds. With more left a repeated request changes nothing, so that polling costs the server no writes.
+    /// milliseconds. With more left a repeated request changes nothing, so that asking for its queue position costs the
+    /// server few writes. A waiter confirms its position when half of the lease is left.
     pub(super) fn refresh_below(&self) -> i64 {
-        self.lease - self.lease / 10
+        self.lease - self.lease / 3
     }
 }
 

@@ -286,7 +286,10 @@ impl<H: Hold> Step<'_, H> {
         let Some(waiting) = self.waiting.remove(position) else {
             return;
         };
-        self.ask_after_grant();
+        // The next head asks now, unless the answer that shows the grant says more. Where it is queued already, it got in
+        // line together with a release: nobody confirmed its entry while another was the head, and it may fit beside this
+        // hold.
+        self.ask_at = None;
         let list = &mut *self.list;
         if let Some(prospect) = list.prospect.take_if(|prospect| prospect.entry == waiting.entry) {
             list.note_pace(prospect.pace_until(context.now), context);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Hold, Step, Waitlist, unsigned};
+use super::{Context, Hold, Step, Waitlist, prospect::Prospect, unsigned};
 use crate::{
     backoff::LONGEST_PAUSE,
     config::Config,
@@ -47,13 +47,6 @@ impl<H: Hold> Waitlist<H> {
         let waits = (head.is_queued() && !self.is_out_of_line()) || self.is_kept_out();
         Some(self.ask_at.filter(|_| waits).unwrap_or(head.since))
     }
-
-    /// Has the next head ask now, if it is queued already, unless the answer that shows the grant says more. It got in
-    /// line together with a release: nobody confirmed its entry while another was the head, and it may fit beside this
-    /// hold.
-    pub(super) fn ask_after_grant(&mut self) {
-        self.ask_at = None;
-    }
 }
 
 impl<H: Hold> Step<'_, H> {
@@ -66,9 +59,9 @@ impl<H: Hold> Step<'_, H> {
         };
         let lease = head.lease;
         // The server's record of a repeated command has no time.
-        let prospect = list.sees(state, now.unwrap_or(state.at), context);
+        let prospect = Prospect::of(state, head, now.unwrap_or(state.at), context.now);
         // One that has left the queue asks at once.
-        list.ask_after_grant();
+        list.ask_at = None;
         let Some(prospect) = prospect else { return };
         let position = prospect.position;
         let before = &state.queue[..position];

@@ -327,12 +327,12 @@ fn a_request_that_is_repeated_or_does_not_wait_writes_only_what_it_must() {
     let repeated = || asking("b.2", again(request("b-1")));
     let both = asking("c.1", request("c-1"));
     check([
-        (&before, repeated(), 10, "as it was"),
-        (&before, repeated(), 11, "a-1 | b-1 | b.2:;a-1?;"),
+        (&before, repeated(), 33, "as it was"),
+        (&before, repeated(), 34, "a-1 | b-1 | b.2:;a-1?;"),
         (&before, both, 1, "a-1 | b-1 c-1 | c.1:;a-1?;"),
         (&before, asking("c.1", tries(request("c-1"))), 1, "as it was"),
     ]);
-    assert_eq!(applied(&before, &repeated(), 11).queue[0].until, ServerTime(111));
+    assert_eq!(applied(&before, &repeated(), 34).queue[0].until, ServerTime(134));
     // A first request that comes after its repetition gives nothing.
     let late = applied(&before, &asking("b.1", request("b-1")), 50);
     assert_eq!(late.queue[0].until, ServerTime(100));
