@@ -82,49 +82,39 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_whose_cursor_is_killed_comes_back() {
-    let scene = Scene::on(Ground::replica_set("killcursors").await).await;
-    for round in 0..2 {
-        let mut old = 0;
-        scene
-            .hand_over(&format!("lock {round}"), async || {
-                old = scene.stream().await;
-                let database = scene.admin.database(&scene.ground.database);
-                let kill = doc! { "killCursors": COLLECTION, "cursors": [old] };
-                let reply = database.run_command(kill).await.unwrap();
-                assert_eq!(reply.get_array("cursorsKilled").unwrap().len(), 1, "{reply}");
+async fn a_stream_whose_cursor_or_operation_is_killed_comes_back() {
+    let scene = Scene::on(Ground::replica_set("killed").await).await;
+    let mut old = 0;
+    scene
+        .hand_over("its cursor", async || {
+            old = scene.stream().await;
+            let database = scene.admin.database(&scene.ground.database);
+            let kill = doc! { "killCursors": COLLECTION, "cursors": [old] };
+            let reply = database.run_command(kill).await.unwrap();
+            assert_eq!(reply.get_array("cursorsKilled").unwrap().len(), 1, "{reply}");
+        })
+        .await;
+    scene.assert_back(old).await;
+    scene
+        .hand_over("its operation", async || {
+            old = scene.stream().await;
+            // Between two of its operations there is none to be killed.
+            let mut running = None;
+            eventually(PATIENCE, "the stream waits", async || {
+                let operations = scene.ground.operations(&scene.admin).await;
+                let waiting = operations.iter().find(|operation| {
+                    stream_id(operation) == Some(old) && operation.get_str("type").is_ok_and(|kind| kind == "op")
+                });
+                running = waiting.and_then(|operation| operation.get("opid")).cloned();
+                running.is_some()
             })
             .await;
-        scene.assert_back(old).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_whose_operation_is_killed_comes_back() {
-    let scene = Scene::on(Ground::replica_set("killop").await).await;
-    for round in 0..2 {
-        let mut old = 0;
-        scene
-            .hand_over(&format!("lock {round}"), async || {
-                old = scene.stream().await;
-                // Between two of its operations there is none to be killed.
-                let mut running = None;
-                eventually(PATIENCE, "the stream waits", async || {
-                    let operations = scene.ground.operations(&scene.admin).await;
-                    let waiting = operations.iter().find(|operation| {
-                        stream_id(operation) == Some(old) && operation.get_str("type").is_ok_and(|kind| kind == "op")
-                    });
-                    running = waiting.and_then(|operation| operation.get("opid")).cloned();
-                    running.is_some()
-                })
-                .await;
-                let kill = doc! { "killOp": 1, "op": running.unwrap() };
-                scene.admin.database("admin").run_command(kill).await.unwrap();
-                scene.until_gone(old).await;
-            })
-            .await;
-        scene.assert_back(old).await;
-    }
+            let kill = doc! { "killOp": 1, "op": running.unwrap() };
+            scene.admin.database("admin").run_command(kill).await.unwrap();
+            scene.until_gone(old).await;
+        })
+        .await;
+    scene.assert_back(old).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
