@@ -1,8 +1,8 @@
 //! What a fail-over costs: no healthy holder its lock, no waiter more than time, and nobody the exclusion.
 //!
 //! A primary can go in four ways. Throughout, one client keeps a lock that another waits for, and hands another lock to
-//! it and back. MongoDB's election timeout of 10 s and watchlock's lease of 30 s are the defaults: that a holder outlives
-//! the election is a promise about the two together. Crowds in a fail-over are judged by the chaos.
+//! it and back. MongoDB's election timeout of 10 s and watchlock's lease of 30 s are the defaults: that a holder
+//! outlives the election is a promise about the two together. Crowds in a fail-over are judged by the chaos.
 
 use std::{
     sync::{Arc, Mutex},
