@@ -1,10 +1,11 @@
 //! The program `watchlock`, against real servers.
 
 mod away;
-mod checks;
 mod codes;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
+mod doctor;
+mod doctor_worlds;
 mod documents;
 mod endings;
 mod family;
@@ -17,6 +18,7 @@ mod outage;
 mod run;
 mod steps;
 mod terminal;
+mod verify;
 
 use std::{
     process::{ExitStatus, Stdio},
@@ -30,8 +32,6 @@ use tokio::{
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
     signal::unix::SignalKind,
 };
-
-use checks::{doctor, verify};
 
 use crate::common::{Ground, PATIENCE, SOON, eventually, within};
 

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Maximum time for a run of a second: some sections take as long as their leases.
-pub(crate) const RUN: Duration = Duration::from_secs(300);
+pub(super) const RUN: Duration = Duration::from_secs(300);
 
 const PREFIX: &str = "watchlock_verify_";
 
@@ -58,7 +58,7 @@ async fn left(ground: &Ground) -> Vec<String> {
 }
 
 /// Changes the documents of a run in its collection of this part, over and over, as soon as they are there.
-pub(crate) fn spoil(ground: &Ground, part: &'static str) -> JoinHandle<()> {
+pub(super) fn spoil(ground: &Ground, part: &'static str) -> JoinHandle<()> {
     let (uri, database) = (ground.uri().to_owned(), ground.database.clone());
     tokio::spawn(async move {
         let database = mongodb::Client::with_uri_str(uri).await.unwrap().database(&database);
@@ -688,7 +688,7 @@ async fn what_a_slow_server_does_not_do_in_time_is_inconclusive() {
 }
 
 /// Returns the replica set behind a proxy that holds up every command.
-pub(crate) async fn slow() -> Liar {
+pub(super) async fn slow() -> Liar {
     let server = watchlock_testkit::shared::replica_set().await.addr(0);
     let slowly = |_: &mut Document| {
         block_in_place(|| std::thread::sleep(Duration::from_millis(150)));
