@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::{StreamExt as _, stream};
 use mongodb::bson::doc;
 use serde_json::{Value, json};
-use watchlock::{LockClient, LostReason, Released};
+use watchlock::{LostReason, Released};
 
 use crate::{
     Started, bare,
@@ -339,10 +339,9 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
             .any(|character| character != '\n' && (character.is_control() || reorders(character)))
     };
     let mut watching = Started::run(&ground, "watch --plain");
-    let database = ground.driver().await.database(&ground.database);
     let mut held = Vec::new();
     for text in crate::common::hostile::hostile() {
-        let builder = LockClient::builder(database.clone()).label(&text).owner_id(&text);
+        let builder = ground.builder().await.label(&text).owner_id(&text);
         let locks = builder.build().await.unwrap();
         let leads = locks.election(&text).campaign(&text).reason(&text).await.unwrap();
         let line = watching.line().await;
