@@ -36,7 +36,11 @@ impl fmt::Display for LockStatus {
 ///
 /// It is an error, and equal to its [`reason`](Self::reason), so that `lost == LostReason::Broken` can be asked.
 #[derive(Clone, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("`{}` is {}: {reason}", shown_in_a_line(name), if *reason == LostReason::Released { "no longer held" } else { "lost" })]
+#[error(
+    "`{}` is {}: {reason}",
+    shown_in_a_line(name),
+    if *reason == LostReason::Released { "no longer held" } else { "lost" }
+)]
 #[non_exhaustive]
 pub struct Lost {
     /// The name of the lock.

@@ -16,7 +16,7 @@ use std::{
 
 use futures::future::LocalBoxFuture;
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
-use watchlock::operate::WakeMode;
+use watchlock::operate::{HolderInfo, WakeMode};
 
 use crate::{
     documents::{self, Place},
@@ -314,7 +314,8 @@ cases! {
         let struck = cut.strike(leaders.next()).await.is_some();
         leading.proclaim("second").await.unwrap();
         within(PATIENCE, "the news", async {
-            while leaders.next().await.unwrap().unwrap().is_none_or(|leader| leader.owner.value.as_deref() != Some("second")) {}
+            let leads = |leader: HolderInfo| leader.owner.value.as_deref() == Some("second");
+            while !leaders.next().await.unwrap().unwrap().is_some_and(leads) {}
         })
         .await;
         struck
