@@ -13,7 +13,10 @@ mod stream;
 mod suitable;
 mod together;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use mongodb::{
     Collection, Database,
@@ -21,11 +24,12 @@ use mongodb::{
     error::Error,
     options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
-use tokio::time::Instant;
+use tokio::{sync::OnceCell, time::Instant};
 
 use super::{Answer, Elected, Failure, LockLayout, LogTime, Unreadable, lock_layout::LockRef};
 
 use crate::{
+    backoff::Backoff,
     error::ServerError,
     hidden::{Hidden, hidden},
     protocol::{
@@ -39,7 +43,6 @@ use crate::{
 pub(crate) use command::refusals;
 use command::{limit, modified, updated};
 use encoded::{Shapes, completed, encode};
-use first_look::FirstLook;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use reading::{COUNTED_MOST, first_in};
 pub(in crate::store) use stream::MongoStream;
@@ -73,7 +76,12 @@ pub(crate) struct MongoStore {
     /// The members of the replica set that serve the streams of a session.
     streams: ReadPreference,
     shapes: Shapes,
-    first_look: FirstLook,
+    /// Whether the server was looked at, and found to keep locks.
+    looked: OnceCell<()>,
+    /// Whether the server has to have change streams.
+    requires_stream: bool,
+    /// The error of the last look, and until when it stands for the next: longer after each that fails.
+    look_failed: Mutex<(Option<(ServerError, Instant)>, Backoff)>,
 }
 
 impl MongoStore {
@@ -82,7 +90,7 @@ impl MongoStore {
         self.database.run_command(command).selection_criteria(primary()).await
     }
 
-    /// Returns the store of the locks in the documents of a collection.
+    /// Returns the store of the locks in the documents of a collection, whose server need not be looked at.
     pub(crate) fn new(collection: &Collection<Document>, layout: Arc<LockLayout>, streams: ReadPreference) -> Self {
         // Set here and never inherited: the user's settings for the database are meant for the user's own data. A grant
         // that is not majority-committed can be rolled back, and then be granted again to another.
@@ -99,7 +107,9 @@ impl MongoStore {
             streams,
             shapes: Shapes::default(),
             database: hidden(database),
-            first_look: FirstLook::done(),
+            looked: OnceCell::new_with(Some(())),
+            requires_stream: false,
+            look_failed: Mutex::default(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The look at the server by which a client is built; one that is built without it looks before its first command.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use mongodb::{Database, bson::doc};
 use tokio::{
@@ -11,7 +11,6 @@ use tokio::{
 
 use super::{MongoStore, READ_WITHIN};
 use crate::{
-    backoff::Backoff,
     config::Config,
     error::{BuildError, ServerError, own::Own},
     machine::exchanged,
@@ -30,36 +29,13 @@ pub(crate) struct Seen {
     pub(crate) problem: Option<BuildError>,
 }
 
-/// Whether the server was looked at, and found to keep locks.
-#[derive(Debug)]
-pub(super) struct FirstLook {
-    done: OnceCell<()>,
-    requires_stream: bool,
-    /// The error of the last look, and until when it stands for the next: longer after each that fails.
-    failed: Mutex<(Option<(ServerError, Instant)>, Backoff)>,
-}
-
-impl FirstLook {
-    /// Returns that of a store whose server need not be looked at.
-    pub(super) fn done() -> Self {
-        Self {
-            done: OnceCell::new_with(Some(())),
-            requires_stream: false,
-            failed: Mutex::default(),
-        }
-    }
-}
-
 impl MongoStore {
     /// Creates a store whose server is looked at before the first command.
     pub(crate) fn unseen(database: &Database, collection: &str, config: &Config) -> Arc<Self> {
         let streams = config.stream_read_preference.clone();
         Arc::new(Self {
-            first_look: FirstLook {
-                done: OnceCell::new(),
-                requires_stream: config.wake_source == WakeSource::ChangeStream,
-                failed: Mutex::default(),
-            },
+            looked: OnceCell::new(),
+            requires_stream: config.wake_source == WakeSource::ChangeStream,
             ..Self::new(&database.collection(collection), Arc::default(), streams)
         })
     }
@@ -82,11 +58,11 @@ impl MongoStore {
                 namespace: self.collection.namespace().to_string(),
                 problem,
             }),
-            None => (standalone && self.first_look.requires_stream).then_some(BuildError::NoChangeStream),
+            None => (standalone && self.requires_stream).then_some(BuildError::NoChangeStream),
         };
         if problem.is_none() {
             // It may be done already, or be under way by this.
-            let _ = self.first_look.done.set(());
+            let _ = self.looked.set(());
         }
         Ok(Seen {
             standalone,
@@ -98,13 +74,11 @@ impl MongoStore {
     /// Looks at the server, unless that was done; of several that ask, one looks and the others wait for it. After a
     /// failure its error stands for a growing time.
     pub(in crate::store) async fn look(self: &Arc<Self>) -> Result<(), ServerError> {
-        let done = &self.first_look.done;
-        done.get_or_try_init(|| self.look_anew()).await.copied()
+        self.looked.get_or_try_init(|| self.look_anew()).await.copied()
     }
 
     async fn look_anew(self: &Arc<Self>) -> Result<(), ServerError> {
-        let look = &self.first_look;
-        let failed = || look.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = || self.look_failed.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some((error, until)), _) = &*failed()
             && Instant::now() < *until
         {
