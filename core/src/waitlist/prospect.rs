@@ -42,8 +42,8 @@ pub(super) struct Prospect {
 }
 
 impl Prospect {
-    /// Returns the head's sight of the queue in this document; `None` if it is not in it.
-    pub(super) fn of<T>(state: &State, head: &Waiting<T>, now: ServerTime, seen_at: Instant) -> Option<Self> {
+    /// Returns the head's sight of the queue; `None` if it is not in it.
+    fn of<T>(state: &State, head: &Waiting<T>, now: ServerTime, seen_at: Instant) -> Option<Self> {
         let position = state.queue.iter().position(|waiter| waiter.id == head.entry)?;
         let permits = |entries: &[Entry]| entries.iter().map(|entry| entry.permits).fold(0, i64::saturating_add);
         Some(Self {
@@ -109,6 +109,11 @@ impl Prospect {
 }
 
 impl<H: Hold> Waitlist<H> {
+    /// Returns the head's sight of the queue in this document; `None` if it is not in it.
+    pub(super) fn sees(&self, state: &State, now: ServerTime, context: &Context<'_>) -> Option<Prospect> {
+        Prospect::of(state, self.waiting.front()?, now, context.now)
+    }
+
     /// Notes the head's present sight of the queue. Returns the pause until it needs the next.
     pub(super) fn see_ahead(&mut self, mut prospect: Prospect, context: &Context<'_>) -> Option<Duration> {
         let before = self.prospect.take();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Hold, Step, Waitlist, prospect::Prospect, unsigned};
+use super::{Context, Hold, Step, Waitlist, unsigned};
 use crate::{
     backoff::LONGEST_PAUSE,
     config::Config,
@@ -59,7 +59,7 @@ impl<H: Hold> Step<'_, H> {
         };
         let lease = head.lease;
         // The server's record of a repeated command has no time.
-        let prospect = Prospect::of(state, head, now.unwrap_or(state.at), context.now);
+        let prospect = list.sees(state, now.unwrap_or(state.at), context);
         // One that has left the queue asks at once.
         list.ask_at = None;
         let Some(prospect) = prospect else { return };
