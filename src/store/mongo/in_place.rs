@@ -5,7 +5,7 @@ use std::time::Duration;
 use mongodb::{
     bson::{Bson, Document, doc},
     error::Error,
-    options::UpdateModifications,
+    options::{Collation, ReturnDocument, UpdateModifications},
 };
 
 use super::{MongoStore, now};
@@ -47,33 +47,36 @@ impl MongoStore {
     ) -> Result<Option<Document>, ServerError> {
         let member = self.layout.member(name);
         let (at, mut held) = (&*member.location, self.held(name, holder));
-        let update = match &member.element {
-            Some(element) => in_element(update, element.array),
-            None => update,
-        };
-        let update: Bson = match signed(update, at, operation, releases) {
-            UpdateModifications::Document(operators) => operators.into(),
-            UpdateModifications::Pipeline(stages) => stages.into(),
-            _ => return Err(Error::custom("an update has to be operators or a pipeline").into()),
-        };
         if releases {
             held.extend(doc! { at.key("queue"): [], at.key("holders.1"): { "$exists": false } });
+            let update: Bson = match signed(update, at, operation, true) {
+                UpdateModifications::Document(operators) => operators.into(),
+                UpdateModifications::Pipeline(stages) => stages.into(),
+                _ => return Err(Error::custom("an update has to be operators or a pipeline").into()),
+            };
             // Nobody reads the document.
             let changed = self.update_one(doc! { "q": held, "u": update }, within).await?;
             return Ok(changed.then(Document::new));
         }
-        let mut change = doc! { "update": update, "new": true };
-        if let Some(element) = &member.element {
-            let count = doc! { "$size": element.key.elements(element.array) };
-            held = doc! { "$and": [held, { "$expr": { "$eq": [count, 1] } }] };
-            change.extend(doc! {
-                "arrayFilters": [element.key.array_filter(IDENTIFIER)],
-                "fields": shown(element),
-                // The collection's own collation may take other elements for this one.
-                "collation": { "locale": "simple" },
-            });
-        }
-        let changed = self.find_and_modify(held, change, within).await?;
+        // The driver sends it again at a fail-over, and the server recognises the repetition, as with the user's own writes.
+        let changing = match &member.element {
+            None => {
+                let update = signed(update, at, operation, false);
+                self.collection.find_one_and_update(held, update)
+            }
+            Some(element) => {
+                let count = doc! { "$size": element.key.elements(element.array) };
+                let query = doc! { "$and": [held, { "$expr": { "$eq": [count, 1] } }] };
+                let update = signed(in_element(update, element.array), at, operation, false);
+                let changing = self.collection.find_one_and_update(query, update);
+                changing
+                    .array_filters([element.key.array_filter(IDENTIFIER)])
+                    .projection(shown(element))
+                    // The collection's own collation may take other elements for this one.
+                    .collation(Collation::builder().locale("simple").build())
+            }
+        };
+        let changed = changing.return_document(ReturnDocument::After).max_time(within).await?;
         Ok(changed.and_then(|changed| self.locked_in(changed, member.element.as_ref()).pop()))
     }
 
@@ -85,9 +88,8 @@ impl MongoStore {
         within: Duration,
     ) -> Result<bool, ServerError> {
         // MongoDB 4.4 has no access to its clock in a plain delete.
-        let removal = doc! { "remove": true, "fields": { "_id": 1 } };
-        let deleted = self.find_and_modify(self.held(name, holder), removal, within).await?;
-        Ok(deleted.is_some())
+        let deleting = self.collection.find_one_and_delete(self.held(name, holder));
+        Ok(deleting.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
     }
 
     /// Forgets how often a document was claimed. A write without a new `wake`, as other programs make them: a claim
