@@ -84,7 +84,7 @@ async fn drain(count: usize, look: Duration, dead: Option<usize>) -> (Vec<usize>
     (granted.into_iter().map(|(_, number)| number).collect(), longest)
 }
 
-/// Those far back look by themselves whether it is their turn. Where one sleeps through its grant for a moment, the
+/// Those far back ask by themselves whether it is their turn. Where one sleeps through its grant for a moment, the
 /// others must not take the time of the server from it: it would sleep on, and so would the next.
 #[tokio::test(start_paused = true)]
 async fn a_crowd_at_a_slow_server_loses_no_turn() {

@@ -121,7 +121,7 @@ async fn until_some_have_a_stream(ground: &Ground, admin: &Client) {
 }
 
 /// A stream costs the server for every write of the replica set, so only who may be served soon has one. All are served
-/// in their order all the same, and those who are woken late by their look at the queue open their streams then.
+/// in their order all the same, and those who find out late that they are near open their streams then.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_those_near_the_front_have_a_stream() {
     const CLIENTS: usize = 24;
