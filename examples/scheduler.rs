@@ -25,9 +25,9 @@ use mongodb::{
 use tokio::time::{sleep, timeout};
 use watchlock::{
     LockClient, View,
-    election::Election,
+    election::{Election, Leader},
     locks::OnceOutcome,
-    operate::{Events, HolderInfo},
+    operate::Events,
 };
 use watchlock_testkit::stage::{self, Process, Result, Stage};
 
@@ -148,15 +148,14 @@ async fn scenes(stage: Stage) -> Result<()> {
 }
 
 /// Waits until another one leads, and lets it run some ticks.
-async fn another(leaders: &mut Events<Option<HolderInfo>>, than: Option<&str>) -> Result<String> {
+async fn another(leaders: &mut Events<Option<Leader>>, than: Option<&str>) -> Result<String> {
     loop {
         let leader = timeout(PATIENCE, leaders.next()).await?;
         match leader.ok_or("the observation of the leaders has ended")?? {
-            Some(leader) if leader.owner.value.as_deref() != than => {
-                let value = leader.owner.value.unwrap_or_default();
-                println!("   -> {value} leads");
+            Some(leader) if Some(leader.value.as_str()) != than => {
+                println!("   -> {} leads", leader.value);
                 sleep(TICK * 4).await;
-                return Ok(value);
+                return Ok(leader.value);
             }
             Some(_) => {}
             None => println!("   -> nobody leads"),

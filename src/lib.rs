@@ -130,7 +130,7 @@ pub mod action {
 /// Elections of one leader among all processes. [`LockClient::election`] makes one; the guide has
 /// [a page on them](guide::elections).
 pub mod election {
-    pub use crate::locks::election::{Candidacy, Election};
+    pub use crate::locks::election::{Candidacy, Election, Leader};
 }
 
 /// Errors, one for each kind of call, and what is in the way of an acquire: its [`Contention`](errors::Contention).

@@ -2,7 +2,7 @@
 
 mod candidacy;
 
-use std::{future::Future, marker::PhantomData, ops::ControlFlow};
+use std::{future::Future, marker::PhantomData, ops::ControlFlow, time::SystemTime};
 
 use super::{
     acquire::{Acquire, Wait, unless_lost},
@@ -19,6 +19,7 @@ use crate::{
     operate::events::{Events, Seen},
     protocol::{Kind, State},
     session::streams::observers::Scope,
+    token::FencingToken,
     world::{Async, World},
 };
 
@@ -46,9 +47,9 @@ pub use candidacy::Candidacy;
 ///
 /// let leadership = election.campaign("10.0.0.7:8080, starting").await?;
 /// let leader = leaders.next().await.expect("it goes on")?;
-/// assert_eq!(leader.expect("a leader").owner.value.as_deref(), Some("10.0.0.7:8080, starting"));
+/// assert_eq!(leader.expect("a leader").value, "10.0.0.7:8080, starting");
 /// leadership.proclaim("10.0.0.7:8080").await?;
-/// assert_eq!(election.leader().await?.expect("there is one").owner.value.as_deref(), Some("10.0.0.7:8080"));
+/// assert_eq!(election.leader().await?.expect("there is one").value, "10.0.0.7:8080");
 /// tokio::select! {
 ///     biased; // The loss first.
 ///     reason = leadership.lost() => println!("no longer the leader: {reason}"),
@@ -65,21 +66,49 @@ pub struct Election<W: World = Async> {
     of: PhantomData<fn() -> W>,
 }
 
-/// Returns the holder that leads.
-fn leader(state: &State) -> Option<HolderInfo> {
-    let holder = state.holders.first().filter(|_| state.kind == Kind::Election)?;
-    Some(HolderInfo::new(state, holder))
+/// The present leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Leader {
+    /// The value it proclaims.
+    pub value: String,
+    /// The fencing token of its leadership.
+    pub token: FencingToken,
+    /// When it was elected, by the server's clock.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
+    pub since: SystemTime,
+    /// The host of the leader.
+    pub host: String,
+    /// The process id of the leader on its host.
+    pub pid: u32,
+    /// The label of the leader's client.
+    pub label: Option<String>,
+}
+
+impl Leader {
+    fn of(state: &State) -> Option<Self> {
+        let holder = state.holders.first().filter(|_| state.kind == Kind::Election)?;
+        let holder = HolderInfo::new(state, holder);
+        Some(Self {
+            value: holder.owner.value.unwrap_or_default(),
+            token: holder.token,
+            since: holder.since,
+            host: holder.owner.host,
+            pid: holder.owner.pid,
+            label: holder.owner.label,
+        })
+    }
 }
 
 /// Follows the leaders of an election.
-fn leaders() -> impl FnMut(String, Seen) -> Vec<Option<HolderInfo>> {
+fn leaders() -> impl FnMut(String, Seen) -> Vec<Option<Leader>> {
     let mut past = None;
     move |_, seen| {
         // A document that is no lock has no leader.
-        let leader = seen.ok().flatten().and_then(|state| leader(&state));
+        let leader = seen.ok().flatten().and_then(|state| Leader::of(&state));
         // Renewals and queued candidates change nothing for an observer.
-        let present = leader.as_ref().map(|leader| (leader.token, leader.owner.value.clone()));
-        if past.replace(present.clone()).as_ref() == Some(&present) {
+        if past.replace(leader.clone()).as_ref() == Some(&leader) {
             return Vec::new();
         }
         vec![leader]
@@ -111,14 +140,14 @@ impl<W: World> Election<W> {
         Acquire::with(share, Options::unlimited())
     }
 
-    /// Returns the leader at this moment, whose `owner` has the value that it proclaims; `None` if there is none.
+    /// Returns the leader at this moment; `None` if there is none.
     ///
     /// Cancel safe: it only reads. An [`OperateError`] says why it failed. [`Election`] has an example.
-    pub fn leader(&self) -> W::Call<impl Future<Output = Result<Option<HolderInfo>, OperateError>>> {
+    pub fn leader(&self) -> W::Call<impl Future<Output = Result<Option<Leader>, OperateError>>> {
         W::call(async move {
             check_name(&self.share.name)?;
             let state = self.share.newest::<OperateError>().await?;
-            Ok(state.as_ref().and_then(leader))
+            Ok(state.as_ref().and_then(Leader::of))
         })
     }
 
@@ -128,7 +157,7 @@ impl<W: World> Election<W> {
     /// The latest leader always arrives, even if the stream breaks. A leader or value that lasted for less than a hop
     /// (about a millisecond; while polling, the longest poll interval) may be skipped. All else is as for
     /// [`LockClient::watch`](crate::LockClient::watch).
-    pub fn observe(&self) -> Events<Option<HolderInfo>, W> {
+    pub fn observe(&self) -> Events<Option<Leader>, W> {
         let Share { session, name, .. } = &self.share;
         let place = check_name(name).map(|()| (session.clone(), Scope::One(name.to_string())));
         Events::new(place, leaders())

@@ -35,7 +35,7 @@ type Follow<T> = Box<dyn FnMut(String, Seen) -> Vec<T> + Send + Sync>;
 /// Those of one lock are `Events<LockEvent>`, from [`LockClient::watch`](crate::LockClient::watch). Those of all locks
 /// are `Events<(String, LockEvent)>`, each with the name of its lock, from
 /// [`LockClient::watch_all`](crate::LockClient::watch_all). The leaders of an election are
-/// `Events<Option<HolderInfo>>`, from [`Election::observe`](crate::election::Election::observe).
+/// `Events<Option<Leader>>`, from [`Election::observe`](crate::election::Election::observe).
 #[must_use = "it does nothing unless it is asked for the next event"]
 pub struct Events<T, W: World = Async> {
     /// `Err`: the error of the name, until it has been reported.

@@ -61,7 +61,7 @@
 //! let mut leaders = election.observe();
 //! assert!(leaders.next().expect("it goes on")?.is_none());
 //! let leadership = election.campaign("10.0.0.7:8080").run()?;
-//! assert_eq!(leaders.next().expect("it goes on")?.expect("a leader").owner.value.as_deref(), Some("10.0.0.7:8080"));
+//! assert_eq!(leaders.next().expect("it goes on")?.expect("a leader").value, "10.0.0.7:8080");
 //! leadership.release()?;
 //!
 //! let ready = locks.latch("deploy-7/ready", 1);

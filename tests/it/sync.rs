@@ -277,7 +277,7 @@ fn leaders_are_elected_and_observed_by_threads() {
         let observed = there.observe();
         thread::spawn(move || {
             for leader in observed {
-                let value = leader.unwrap().and_then(|leader| leader.owner.value);
+                let value = leader.unwrap().map(|leader| leader.value);
                 if tell.send(value).is_err() {
                     return;
                 }

@@ -102,10 +102,7 @@ async fn an_elected_command_leads_until_it_ends_or_the_lead_is_lost() {
     let mut leading = Started::run(&ground, elect);
     let token: i64 = leading.line().await.parse().unwrap();
     let leader = election.leader().await.unwrap().unwrap();
-    assert_eq!(
-        (leader.owner.value.as_deref(), leader.token.as_i64()),
-        (Some("10.0.0.7:8080"), token)
-    );
+    assert_eq!((&leader.value[..], leader.token.as_i64()), ("10.0.0.7:8080", token));
     let told = lines.line().await;
     assert!(
         told.contains("led by ") && told.ends_with(&format!("token {token}: 10.0.0.7:8080")),

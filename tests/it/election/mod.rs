@@ -23,30 +23,23 @@ async fn leaders_follow_each_other_and_are_observed() {
         let first = here.campaign("first").reason("to test").await.unwrap();
         let leader = next().await.unwrap();
         assert_eq!(
-            (leader.owner.value.as_deref(), leader.token, leader.owner.pid),
-            (Some("first"), first.token(), std::process::id())
+            (leader.value.as_str(), leader.token, leader.pid),
+            ("first", first.token(), std::process::id())
         );
-        let present = there.leader().await.unwrap().unwrap();
-        assert_eq!((present.token, present.owner), (leader.token, leader.owner));
+        assert_eq!(there.leader().await.unwrap(), Some(leader));
 
         first.proclaim("still $first").await.unwrap();
-        assert_eq!(next().await.unwrap().owner.value.unwrap(), "still $first");
+        assert_eq!(next().await.unwrap().value, "still $first");
         let second = in_line(&a, "x", 1, there.campaign("second")).await;
         assert_eq!(first.release().await.unwrap(), Released::Released);
         let second = within(PATIENCE, "the second leader", second).await.unwrap().unwrap();
         let leader = next().await.unwrap();
-        assert_eq!(
-            (leader.owner.value.as_deref(), leader.token),
-            (Some("second"), second.token())
-        );
+        assert_eq!((leader.value.as_str(), leader.token), ("second", second.token()));
 
         a.break_lock("x").await.unwrap();
         // What it had asked while it was granted can come after the break: its client takes that out again.
         while let Some(leader) = next().await {
-            assert!(
-                leader.owner.value.as_deref() == Some("second") && leader.token > second.token(),
-                "{leader:?}"
-            );
+            assert!(leader.value == "second" && leader.token > second.token(), "{leader:?}");
         }
         within(2 * SOON, "the loss", second.lost()).await;
         second.proclaim("too late").await.unwrap_err();

@@ -17,31 +17,9 @@ async fn a_value_that_comes_late_does_not_replace_a_later_one() {
     assert!(!early.is_finished());
     // It was proclaimed, and something else since.
     within(PATIENCE, "the first", early).await.unwrap().unwrap();
-    assert_eq!(
-        locks
-            .election("x")
-            .leader()
-            .await
-            .unwrap()
-            .unwrap()
-            .owner
-            .value
-            .unwrap(),
-        "two"
-    );
+    assert_eq!(locks.election("x").leader().await.unwrap().unwrap().value, "two");
     leading.proclaim("three").await.unwrap();
-    assert_eq!(
-        locks
-            .election("x")
-            .leader()
-            .await
-            .unwrap()
-            .unwrap()
-            .owner
-            .value
-            .unwrap(),
-        "three"
-    );
+    assert_eq!(locks.election("x").leader().await.unwrap().unwrap().value, "three");
     failing.off().await.unwrap();
 }
 
@@ -58,7 +36,7 @@ async fn a_value_that_is_not_answered_before_the_loss_may_be_there() {
     let proclaiming = spawn(async move { leading.proclaim("one").await });
     eventually(SOON, "the server has it", async || {
         let leader = beside.election("x").leader().await.unwrap();
-        leader.is_some_and(|leader| leader.owner.value.as_deref() == Some("one"))
+        leader.is_some_and(|leader| leader.value == "one")
     })
     .await;
     let lost = within(PATIENCE, "the loss", proclaiming).await.unwrap().unwrap_err();

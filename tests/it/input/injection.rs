@@ -110,12 +110,12 @@ async fn what_a_leader_proclaims_is_text_and_nothing_else() {
         let election = locks.election("the vote");
         let leads = election.campaign(&text).reason(&text).await.unwrap();
         let seen = resident.election("the vote").leader().await.unwrap().unwrap();
-        assert_eq!(seen.owner.value.unwrap(), text);
+        assert_eq!(seen.value, text);
         let other = format!("{text}.");
         match leads.proclaim(&other).await {
             Ok(()) => {
                 let seen = resident.election("the vote").leader().await.unwrap().unwrap();
-                assert_eq!(seen.owner.value.unwrap(), other);
+                assert_eq!(seen.value, other);
             }
             Err(error) => assert!(other.len() > 1024 && error.to_string().contains("1024"), "{error}"),
         }

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 use watchlock::{
     FencingToken,
+    election::Leader,
     errors::Contention,
     operate::{HoldEnd, Kind, LockEvent, LockInfo},
 };
@@ -90,7 +91,7 @@ async fn observed_locks_come_back_from_their_form() {
         (5, &json!([]))
     );
 
-    let leader = locks.election("e").leader().await.unwrap().unwrap();
+    let leader: Leader = locks.election("e").leader().await.unwrap().unwrap();
     assert_eq!(form(&leader)["value"], json!("node 7"));
     let held = locks.mutex("m").try_acquire().or_held().await.unwrap_err();
     // Its age is kept in milliseconds.
