@@ -73,6 +73,17 @@ impl State {
         self.evicted == Some(token) || self.broken.is_some_and(|broken| token <= broken)
     }
 
+    /// Returns whether the grant of this token was taken from its holder, by an operator or by a later incarnation of its
+    /// owner; `None` if that is not known, as a later grant was taken since.
+    pub fn was_taken(&self, token: i64) -> Option<bool> {
+        let taken = || self.broken.iter().chain(&self.evicted).chain(&self.adopted);
+        match taken().max() {
+            _ if taken().any(|taken| *taken == token) => Some(true),
+            Some(last) if *last > token => None,
+            _ => Some(false),
+        }
+    }
+
     /// Returns whether nobody holds the lock or waits for it.
     pub fn is_free(&self, now: ServerTime) -> bool {
         self.entries().all(|entry| !entry.is_live(now))

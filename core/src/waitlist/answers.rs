@@ -112,18 +112,24 @@ impl<H: Hold> Step<'_, H> {
         let mut handed_over = false;
         for mut leaving in self.under_way.take().into_iter().flatten() {
             let found = match left.next().unwrap_or(Left::Nowhere) {
-                // Our earlier try took it out: its answer was lost on the way.
-                Left::Nowhere if leaving.repeated => Left::Holder,
-                found => found,
+                Left::Nowhere if leaving.repeated => {
+                    let was_taken = leaving.token.zip(state).map(|(token, state)| state.was_taken(token));
+                    match was_taken.unwrap_or(Some(false)) {
+                        // Our earlier try took it out: its answer was lost on the way.
+                        Some(false) => Some(Left::Holder),
+                        Some(true) => Some(Left::Nowhere),
+                        None => None,
+                    }
+                }
+                found => Some(found),
             };
             let found = match (found, leaving.left_as.kept()) {
-                (Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
+                (Some(Left::Holder), Some(kept)) => Some(kept_or_lost(kept, state, exchange.now)),
                 (found, _) => found,
             };
-            handed_over |= found == Left::Holder;
+            handed_over |= found == Some(Left::Holder);
             let to = leaving.release.take();
-            self.effects
-                .extend(to.map(|to| Effect::Released { to, found: Some(found) }));
+            self.effects.extend(to.map(|to| Effect::Released { to, found }));
             self.sweep_after(leaving);
         }
         handed_over

@@ -28,6 +28,8 @@ pub const SWEEPS: [Duration; 3] = [
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Leaving<R> {
     pub(super) entry: String,
+    /// The token of its grant, if it was a hold of this client.
+    pub(super) token: Option<i64>,
     /// The use of the lock by this entry, if that is known.
     pub(super) used: Option<Use>,
     /// The state in which it leaves the lock.
@@ -99,6 +101,7 @@ impl<H: Hold> Step<'_, H> {
         let uncertain = held.is_none_or(|held| held.uncertain);
         let lease = held.map_or(self.context.config.lease, |held| held.lease);
         let leaving = Leaving {
+            token: held.map(|held| held.token),
             used: Some(hold.used()),
             may_hold: true,
             left_as,
@@ -177,6 +180,7 @@ impl<R> Leaving<R> {
     pub(super) fn new(entry: String, lease: Duration, context: &Context<'_>) -> Self {
         Self {
             entry,
+            token: None,
             used: None,
             left_as: LeftAs::Free,
             release: None,

@@ -166,7 +166,8 @@ pub enum Effect<H: Hold> {
     /// A release was answered, or needs no answer.
     Released {
         to: H::Release,
-        /// `None`: it was refused, or was not answered until its entry was left to the server's expiry.
+        /// `None`: it was refused, was not answered until its entry was left to the server's expiry, or its answer does
+        /// not show what an earlier try has found.
         found: Option<wake::Left>,
     },
     /// A hold has begun. Like the next one, it is not to be late: see to it before the waitlist is asked again.

@@ -130,10 +130,21 @@ fn a_document_shows_who_is_there_and_who_was_broken() {
     }
     let has = |ids: &[&str]| waited_for.has_any(&ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>());
     assert!(has(&["a-1"]) && has(&["c-1", "b-1"]) && !has(&["c-1"]) && !has(&[]));
-    for (broken, evicted, were_broken) in [
-        (None, None, [false; 4]),
-        (Some(7), None, [true, true, false, false]),
-        (Some(7), Some(9), [true, true, false, true]),
+    let (taken, not_taken, unknown) = (Some(true), Some(false), None);
+    for (broken, evicted, were_broken, were_taken) in [
+        (None, None, [false; 4], [not_taken; 4]),
+        (
+            Some(7),
+            None,
+            [true, true, false, false],
+            [unknown, taken, not_taken, not_taken],
+        ),
+        (
+            Some(7),
+            Some(9),
+            [true, true, false, true],
+            [unknown, taken, unknown, taken],
+        ),
     ] {
         let state = State {
             broken,
@@ -141,6 +152,7 @@ fn a_document_shows_who_is_there_and_who_was_broken() {
             ..held.clone()
         };
         assert_eq!([6, 7, 8, 9].map(|token| state.was_broken(token)), were_broken);
+        assert_eq!([6, 7, 8, 9].map(|token| state.was_taken(token)), were_taken);
     }
 }
 

@@ -43,6 +43,32 @@ async fn a_release_whose_answer_was_lost_is_a_release() {
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
 }
 
+/// What is not there any more was taken out by an earlier try, or by an operator.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_repeated_after_the_lock_was_broken_is_none() {
+    for (breaks, told) in [(0, Some(wake::Left::Holder)), (1, Some(wake::Left::Nowhere)), (2, None)] {
+        let (mut bench, hold) = Bench::holding();
+        let mut left = bench.let_go(&hold);
+        let release = bench.next().unwrap();
+        bench.failed(&release, Failure::Unavailable);
+        if breaks == 0 {
+            bench.apply(&release);
+        }
+        for broken in 0..breaks {
+            let breaking = Operation {
+                evict: Evict::Everybody,
+                ..foreign(&format!("b.{broken}"), &[], None)
+            };
+            bench.foreign(&breaking, false);
+            bench.foreign(&foreign(&format!("c.{broken}"), &[], Some("c-1")), false);
+        }
+        tokio::time::advance(Duration::from_millis(100)).await;
+        bench.settle();
+        // Where a later holder was put out too, the document does not show what became of this one.
+        assert_eq!(left.try_recv().unwrap().ok(), told, "after {breaks} breaks");
+    }
+}
+
 /// The short release is the one that hands over, of locks of many permits too.
 #[tokio::test(start_paused = true)]
 async fn a_release_of_a_permit_takes_for_granted_that_it_is_held() {
