@@ -89,21 +89,21 @@ impl Session {
                 // One that failed may have kept the server as busy.
                 rests_until = now + (now - sent) * REST;
             }
-            self.claims.orphans().retain_mut(|orphan| {
-                if !orphan.is_due(&filter, began) {
-                    return true;
-                }
+            for orphan in self.claims.orphans().iter_mut().filter(|it| it.is_due(&filter, began)) {
                 // Those that were found are only about to be taken out. A shutdown waits for that by itself.
-                orphan.due_at = now + SWEEPS[1];
                 let is_sought = |found: &Vec<String>| found.contains(&orphan.entry) && !self.is_closed();
-                found.as_ref().map_or(true, is_sought)
-            });
+                match found.as_ref().map_or(true, is_sought) {
+                    true => orphan.due_at = now + SWEEPS[1],
+                    false => orphan.over = now,
+                }
+            }
         }
         // A shutdown waits for searches too.
         self.drained.notify_waiters();
     }
 
-    /// Returns when to search next, and for what; `None` where nothing is left, and the task ends.
+    /// Returns when to search next, and for what; `None` where nothing is left, and the task ends. Only here does the
+    /// list become empty, so that whoever finds it empty knows that no task searches.
     fn next_search(&self) -> Option<(Instant, Arc<Filter>)> {
         let mut orphans = self.claims.orphans();
         orphans.retain(|orphan| Instant::now() < orphan.over);
