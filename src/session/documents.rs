@@ -123,19 +123,18 @@ impl Session {
         let Some((state, _)) = self.inspect(&hold.name).await? else {
             return Err(unanswered);
         };
-        let token = hold.granted_as;
-        // This grant, and not a later one: a document has one holder at a time.
-        let was_taken = [state.evicted, state.broken].contains(&Some(token)) || state.adopted.contains(&token);
         if wake::left(&state.wake, operation).is_some() {
             return Ok(true);
         }
         match state.holders.iter().any(|holder| hold.is(holder)) {
             // Others wait for it; the earlier try may still be applied when they have given up.
             true => Err(unanswered),
-            false if was_taken => Ok(false),
-            // Before its lease ends, nobody else removes an entry, but this client's own shutdown and limit.
-            false if hold.lost_reason().is_none() => Ok(true),
-            false => Err(unanswered),
+            false => match state.was_taken(hold.granted_as) {
+                Some(true) => Ok(false),
+                // Before its lease ends, nobody else removes an entry, but this client's own shutdown and limit.
+                Some(false) if hold.lost_reason().is_none() => Ok(true),
+                _ => Err(unanswered),
+            },
         }
     }
 
@@ -184,7 +183,10 @@ fn time_to_change(hold: &Hold) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::fixtures::{self, ONE, OTHER},
+        *,
+    };
     use crate::{client::LockClient, config::Config, wake_mode::WakeMode};
 
     /// Of two deletions at once, the answer of the one that was late may come first.
@@ -201,5 +203,28 @@ mod tests {
         assert_eq!(hold.lost_reason(), None);
         hold.end_deleting(true);
         assert_eq!(denied.await.unwrap().reason, LostReason::Released);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_without_an_answer_is_in_doubt_after_a_later_holder_was_put_out_too() {
+        for breaks in [0, 1, 2] {
+            let memory = fixtures::memory();
+            let (_, session) = fixtures::client(&memory, ONE, Config::default());
+            let (_, other) = fixtures::client(&memory, OTHER, Config::default());
+            let other = LockClient::new(other);
+            let held = LockClient::new(session.clone()).mutex("x").acquire().await.unwrap();
+            for _ in 0..breaks {
+                other.break_lock("x").await.unwrap();
+                drop(other.mutex("x").acquire().await.unwrap());
+            }
+            assert_eq!(held.lost_reason(), None, "it has not heard of it");
+            let released = session
+                .was_released_by(held.hold(), "x.1", ServerError::overdue())
+                .await;
+            match breaks {
+                1 => assert!(!released.unwrap()),
+                _ => assert!(released.is_err(), "after {breaks} breaks"),
+            }
+        }
     }
 }
