@@ -207,25 +207,24 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> CanAcquire for Claim
             }
             let session = request.locks.session()?;
             let (wanted, owner) = (request.wanted.clone(), session.config.owner(options.reason));
-            // Until the first answer comes.
-            let failing = timeout.map(ServerError::unanswered);
-            let claiming = session.claiming(wanted, owner, options.terms, request.most, failing);
+            let claiming = session.claiming(wanted, owner, options.terms, request.most);
             let claim = claim_readable(&session, &claiming, waits);
             let claimed = match timeout.filter(|timeout| !timeout.is_zero()) {
                 // Dropping a claim releases a document that it got at that moment.
                 Some(timeout) => tokio::time::timeout(timeout, claim).await.ok(),
                 None => Some(claim.await),
             };
-            match (claimed.transpose()?, claiming.failure()) {
+            match (claimed.transpose()?, claiming.check_answered()) {
                 (Some(claimed), _) if tries || !claimed.is_empty() => Ok(claimed),
-                (None, _) if tries => Err(unanswered(timeout.map(ServerError::unanswered))),
-                (None, None) if claiming.is_in_doubt() => Err(unanswered(Some(ServerError::overdue()))),
-                (_, None) => Err(AcquireError::Timeout {
+                (_, Err(error)) => Err(unanswered(error)),
+                (None, _) if claiming.is_in_doubt() => Err(unanswered(Some(ServerError::overdue()))),
+                // Others had the turn for as long, or a try was to be repeated.
+                (None, _) if tries || claiming.may_be_free() => Err(unanswered(None)),
+                _ => Err(AcquireError::Timeout {
                     name: name.clone(),
                     waited: timeout.unwrap_or_default(),
                     contention: None,
                 }),
-                (_, error) => Err(unanswered(error)),
             }
         };
         let claimed = attempt

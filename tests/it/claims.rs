@@ -818,6 +818,43 @@ async fn a_claim_behind_one_without_an_answer_says_that_nobody_answered() {
     }
 }
 
+/// Many claims at once of a filter without an index, by which the server takes a while to find a document: there is one
+/// for each, from the beginning or a moment later. Returns the errors of those that got none.
+async fn slow_claims(name: &str, timeout: Duration, from_the_beginning: bool) -> Vec<String> {
+    let scene = Scene::on(Ground::replica_set(name).await).await;
+    let (locks, _) = scene.locks();
+    let insert = || futures::future::join_all((0..40).map(|id| scene.insert(doc! { "_id": id, "n": 1 })));
+    if from_the_beginning {
+        insert().await;
+    }
+    let slow = doc! { "n": 1, "$where": "sleep(100) || true" };
+    let claims = (0..40).map(|_| spawn(locks.claim(slow.clone()).timeout(timeout)));
+    let claims: Vec<_> = claims.collect();
+    if !from_the_beginning {
+        tokio::time::sleep(SOON).await;
+        insert().await;
+    }
+    let ended = futures::future::join_all(claims).await;
+    let failed = ended.into_iter().filter_map(|ended| ended.unwrap().err());
+    failed.map(|error| error.to_string()).collect()
+}
+
+/// One after the other finds a document, so there are others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_turn_did_not_come_is_not_told_that_nothing_was_free() {
+    let failed = slow_claims("claim_turns", Duration::from_secs(2), false).await;
+    let is_untrue = |told: &String| told.contains("none that matches was free");
+    assert!(!failed.is_empty() && !failed.iter().any(is_untrue), "{failed:?}");
+}
+
+/// Few are sent at once, and those are answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_was_not_sent_is_not_told_that_the_server_is_silent() {
+    let failed = slow_claims("claims_unsent", Duration::from_secs(1), true).await;
+    let silent = failed.iter().filter(|told| told.contains("did not answer for"));
+    assert!(failed.len() > 10 && silent.count() <= 3, "{failed:?}");
+}
+
 /// As in a `select!` loop whose other branch takes long.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_is_not_polled_keeps_no_other_waiting() {

@@ -12,7 +12,7 @@ use super::super::{
     in_flight::{Slot, patience},
     line::{Context, UNANSWERED},
 };
-use super::{ClaimedDocument, Claiming, skip_list::SKIPPED_AT_ONCE};
+use super::{ClaimedDocument, Claiming, Response, skip_list::SKIPPED_AT_ONCE};
 use crate::{
     config::millis,
     error::{AcquireError, ServerError},
@@ -33,17 +33,24 @@ type Round = (Vec<ClaimedDocument>, Option<ServerError>);
 impl Claiming {
     /// Notes that the server has answered.
     pub(super) fn answered(&self) {
-        *self.failing() = None;
+        *self.response() = Response::Answer;
     }
 
-    /// Notes an error that a later try may get over. A silence lasts from its beginning, and not from the last try.
-    pub(super) fn note(&self, error: ServerError) {
-        let is_silence = |error: &ServerError| error.is_unanswered();
-        let mut failing = self.failing();
-        if !(failing.as_ref().is_some_and(is_silence) && is_silence(&error)) {
-            *failing = Some(error);
+    /// Notes that the server is silent since then. A silence lasts from its beginning, and not from the last try.
+    pub(super) fn silent_since(&self, since: Instant) {
+        let mut response = self.response();
+        if !matches!(*response, Response::Silence(_)) {
+            *response = Response::Silence(since);
         }
-        self.filter.note_answer(false);
+    }
+
+    /// Notes an error that a later try may get over.
+    pub(super) fn note(&self, error: ServerError) {
+        let mut response = self.response();
+        if !(error.is_unanswered() && matches!(*response, Response::Silence(_))) {
+            *response = Response::Error(error);
+        }
+        self.filter.note_answer(None);
     }
 
     /// Claims, and notes how that went. `Ok(Err)`: a later attempt may get over it.
@@ -69,7 +76,7 @@ impl Claiming {
         };
         for passed in 1.. {
             let (claimed, passed_over) = self.round(how).await?;
-            self.filter.note_answer(true);
+            self.filter.note_answer(Some(!claimed.is_empty()));
             let Some(why) = passed_over.filter(|_| claimed.is_empty()) else {
                 return Ok(claimed);
             };
@@ -84,11 +91,16 @@ impl Claiming {
     /// Claims by a task of its own, which gives back what nobody waits for any more.
     async fn round(self: &Arc<Self>, how: How) -> Result<Round, ServerError> {
         let slot = self.session.in_flight.slot_of_claim().await;
+        let asked_at = Instant::now();
+        if matches!(*self.response(), Response::NotAsked) {
+            self.silent_since(asked_at);
+        }
         let mut task = self.session.spawn_for(self.clone().run_once(how, slot));
         match timeout(UNANSWERED, &mut task).await {
             Ok(claimed) => claimed?,
             Err(_) => {
-                self.note(ServerError::unanswered(UNANSWERED));
+                self.silent_since(asked_at);
+                self.filter.note_answer(None);
                 task.await?
             }
         }

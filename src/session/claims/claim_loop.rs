@@ -37,9 +37,12 @@ impl Claiming {
             {
                 return Ok(claimed);
             }
-        } else if self.filter.is_answered() {
+        } else {
             // That of the task that has the turn.
-            self.answered();
+            match self.filter.found() {
+                Some(_) => self.answered(),
+                None => self.silent_since(Instant::now()),
+            }
         }
         self.claim_when_free().await
     }

@@ -55,8 +55,8 @@ struct Pace {
     rested_at: Instant,
     /// When the first lease ends, as the last scan saw it; `None`: that failed, or there was none.
     free_at: Option<Instant>,
-    /// Whether the last claim was answered.
-    is_answered: bool,
+    /// Whether the last claim found something; `None`: it was not answered.
+    found: Option<bool>,
 }
 
 impl Filter {
@@ -69,7 +69,7 @@ impl Filter {
             scan_at: now,
             rested_at: now,
             free_at: None,
-            is_answered: false,
+            found: None,
         };
         Self {
             wanted,
@@ -84,13 +84,14 @@ impl Filter {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes whether the server answered a claim.
-    pub(super) fn note_answer(&self, is_answered: bool) {
-        self.pace().is_answered = is_answered;
+    /// Notes whether a claim found something; `None`: the server did not answer it.
+    pub(super) fn note_answer(&self, found: Option<bool>) {
+        self.pace().found = found;
     }
 
-    pub(super) fn is_answered(&self) -> bool {
-        self.pace().is_answered
+    /// Returns whether the last claim found something, if it was answered.
+    pub(super) fn found(&self) -> Option<bool> {
+        self.pace().found
     }
 
     /// Returns how long the server recently took for a claim.

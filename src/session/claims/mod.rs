@@ -22,7 +22,10 @@ use std::{
 
 use mongodb::bson::{Bson, Document};
 use scopeguard::ScopeGuard;
-use tokio::sync::{oneshot, watch};
+use tokio::{
+    sync::{oneshot, watch},
+    time::Instant,
+};
 
 use super::{Session, hold::Hold};
 use crate::{
@@ -97,8 +100,18 @@ pub(crate) struct Claiming {
     most: usize,
     /// Whether it has passed over a document that can't be claimed.
     has_passed: AtomicBool,
-    /// Its last error, unless the server has answered since. It begins with a silence.
-    failing: Mutex<Option<ServerError>>,
+    response: Mutex<Response>,
+}
+
+/// The last that a claim has heard of the server.
+#[derive(Debug)]
+enum Response {
+    /// It was not asked so far.
+    NotAsked,
+    /// It was asked then, and has said nothing since.
+    Silence(Instant),
+    Error(ServerError),
+    Answer,
 }
 
 /// The hold of a claimed document, which is given back when this is dropped; the user's part of the document; and how often
@@ -109,15 +122,8 @@ pub(crate) type ClaimedDocument = (GivenBack, Document, Option<i64>);
 type GivenBack = ScopeGuard<Arc<Hold>, Box<dyn FnOnce(Arc<Hold>) + Send>>;
 
 impl Session {
-    /// Returns a claim of so many documents at most, which fails with this error unless the server answers.
-    pub(crate) fn claiming(
-        self: &Arc<Self>,
-        wanted: Wanted,
-        owner: Owner,
-        terms: Terms,
-        most: usize,
-        failing: Option<ServerError>,
-    ) -> Arc<Claiming> {
+    /// Returns a claim of so many documents at most.
+    pub(crate) fn claiming(self: &Arc<Self>, wanted: Wanted, owner: Owner, terms: Terms, most: usize) -> Arc<Claiming> {
         Arc::new(Claiming {
             session: self.clone(),
             filter: self.claims.filter(wanted),
@@ -125,7 +131,7 @@ impl Session {
             lease: terms.lease(&self.config),
             most,
             has_passed: AtomicBool::new(false),
-            failing: Mutex::new(failing),
+            response: Mutex::new(Response::NotAsked),
         })
     }
 
@@ -171,9 +177,22 @@ impl Claiming {
         }
     }
 
-    /// Returns its last error, unless the server has answered since.
-    pub(crate) fn failure(&self) -> Option<ServerError> {
-        self.failing().clone()
+    /// Fails with its last error, unless the server has answered since; `None`: there was no time for an answer.
+    pub(crate) fn check_answered(&self) -> Result<(), Option<ServerError>> {
+        match &*self.response() {
+            Response::Answer => Ok(()),
+            Response::Error(error) => Err(Some(error.clone())),
+            Response::Silence(since) => {
+                let silent_for = Some(since.elapsed()).filter(|silent_for| silent_for.as_millis() > 0);
+                Err(silent_for.map(ServerError::unanswered))
+            }
+            Response::NotAsked => Err(None),
+        }
+    }
+
+    /// Whether the last claim that wanted the same found a document, so that there may be more.
+    pub(crate) fn may_be_free(&self) -> bool {
+        self.filter.found() == Some(true)
     }
 
     /// Whether the lost answer of an earlier claim may be why nothing is free.
@@ -193,8 +212,8 @@ impl Claiming {
         self.filter.ask_for_scan();
     }
 
-    fn failing(&self) -> MutexGuard<'_, Option<ServerError>> {
-        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn response(&self) -> MutexGuard<'_, Response> {
+        self.response.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -197,7 +197,7 @@ mod tests {
         let store = Store::Simulated(link.clone());
         let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
         let (entry, owner) = (session.ids.claim(), session.config.owner(None));
-        let claiming = session.claiming(everything().wanted.clone(), owner.clone(), Terms::default(), 1, None);
+        let claiming = session.claiming(everything().wanted.clone(), owner.clone(), Terms::default(), 1);
         let operation = session.operation_of_claim(entry.clone(), owner, claiming.lease);
         let (filter, within) = (&claiming.filter, Duration::from_secs(1));
         let claimed = session.store.claim(&filter.wanted, &[], &[operation], within).await;

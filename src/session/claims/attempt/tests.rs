@@ -172,7 +172,7 @@ async fn a_client_that_takes_nothing_new_does_not_say_that_nothing_is_free() {
     scene.session.table().lines.closed = true;
     for waits in [false, true] {
         let owner = scene.session.config.owner(None);
-        let claiming = scene.session.claiming(everything(), owner, Terms::default(), 1, None);
+        let claiming = scene.session.claiming(everything(), owner, Terms::default(), 1);
         let claimed = timeout(Duration::from_millis(1), claiming.claim(waits)).await;
         // A wait goes on until the next step of the end.
         let told = match claimed {
