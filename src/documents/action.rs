@@ -1,6 +1,6 @@
 //! Acquires of documents, and claims.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{any::TypeId, fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use mongodb::bson::{Bson, Document};
 use scopeguard::ScopeGuard;
@@ -207,7 +207,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> CanAcquire for Claim
             }
             let session = request.locks.session()?;
             let (wanted, owner) = (request.wanted.clone(), session.config.owner(options.reason));
-            let claiming = session.claiming(wanted, owner, options.terms, request.most);
+            let claiming = session.claiming(wanted, TypeId::of::<T>(), owner, options.terms, request.most);
             let claim = claim_readable(&session, &claiming, waits);
             let claimed = match timeout.filter(|timeout| !timeout.is_zero()) {
                 // Dropping a claim releases a document that it got at that moment.
@@ -278,7 +278,10 @@ async fn claim_readable<T: DeserializeOwned>(
             let own = OwnedHold::new(session.clone(), ScopeGuard::into_inner(hold));
             let id = document.get("_id").cloned().unwrap_or(Bson::Null);
             match read(own, id.clone(), &document, None, attempt) {
-                Ok(read) => claimed.push(read),
+                Ok(read) => {
+                    claiming.was_read(&id);
+                    claimed.push(read);
+                }
                 Err(error) => {
                     // It was released when it was dropped.
                     if let AcquireError::Unreadable { cause, .. } = &error {

@@ -211,8 +211,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// The [guide](crate::guide::documents) has an example.
     ///
     /// A waiting claim is woken when a document is released, inserted or changed, or when a lease expires. Claims of
-    /// one client for the same filter and sort take turns; among clients the order is left to chance. An index that
-    /// serves the filter (and the sort) serves the claim. If the action is dropped, a document that was claimed at that
+    /// one client for the same type, filter and sort take turns; among clients the order is left to chance. An index
+    /// that serves the filter (and the sort) serves the claim. If the action is dropped, a document that was claimed at that
     /// moment is released in the background. [Claims](crate::guide::documents#claims) lists the documents that can't be
     /// claimed and are passed over, which the event `watchlock.passed_over` reports.
     ///

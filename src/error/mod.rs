@@ -235,7 +235,8 @@ pub enum AcquireError {
         cause: Arc<dyn StdError + Send + Sync>,
     },
     /// None of the matching documents can be claimed: the field of their lock holds something else, the server refuses
-    /// to write them, or their `_id` is too long. Only from [`DocumentLocks`](crate::documents::DocumentLocks).
+    /// to write them, their `_id` is too long, or a moment ago they could not be read as the requested type. Only from
+    /// [`DocumentLocks`](crate::documents::DocumentLocks).
     ///
     /// An event `watchlock.passed_over` reports each of them.
     #[error(

@@ -171,6 +171,44 @@ async fn claims_pass_over_what_cannot_be_read() {
     }
 }
 
+/// After a second, then two, four and so on.
+#[tokio::test(start_paused = true)]
+async fn a_document_that_cannot_be_read_comes_back_less_and_less_often() {
+    let scene = Scene::in_memory();
+    let locks = scene.locks_of::<Job>(&scene.a);
+    scene.insert(doc! { "_id": 1, "size": "large" }).await;
+    scene.insert(doc! { "_id": 2, "size": 2 }).await;
+    // So that a try finds nothing instead of failing.
+    let _held = locks.acquire(2).await.unwrap();
+    let began = tokio::time::Instant::now();
+    while began.elapsed() < Duration::from_secs(600) {
+        let tried = locks.try_claim(doc! {}).max_attempts(1_000).await;
+        assert!(tried.unwrap().is_none());
+        tokio::time::sleep(SOON).await;
+    }
+    let found = scene.find(1).await;
+    let attempts = found.get_document("watchlock").unwrap().get_i64("attempts").unwrap();
+    assert_eq!(attempts, 10, "in ten minutes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_document_that_cannot_be_read_as_one_type_is_claimed_as_another() {
+    let scene = Scene::in_memory();
+    let (jobs, (any, _)) = (scene.locks_of::<Job>(&scene.a), scene.locks());
+    scene.insert(doc! { "_id": 1, "size": "large" }).await;
+    let waiting = spawn(jobs.claim(doc! { "_id": 2 }));
+    let error = jobs.try_claim(doc! {}).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Unreadable { .. }), "{error}");
+    let again = jobs.try_claim(doc! {}).await.unwrap_err();
+    assert!(matches!(again, AcquireError::Unclaimable { .. }), "{again}");
+    let claimed = any.claim(doc! {}).timeout(SOON).await.unwrap();
+    assert_eq!(claimed.document().get_str("size"), Ok("large"));
+    // It has the turn of its filter and type, and of no other.
+    scene.insert(doc! { "_id": 2, "size": "small" }).await;
+    let _held = any.claim(doc! { "_id": 2 }).timeout(SOON).await.unwrap();
+    waiting.abort();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_several_that_claim_is_told_what_cannot_be_read() {
     for scene in Scene::everywhere("claim_unreadable_of_many").await {

@@ -1,6 +1,6 @@
 //! One attempt to claim a document, and the handling of its answer.
 
-use std::{sync::Arc, time::Duration};
+use std::{any::TypeId, sync::Arc, time::Duration};
 
 use mongodb::bson::Bson;
 use scopeguard::guard;
@@ -18,7 +18,7 @@ use crate::{
     error::{AcquireError, ServerError},
     hold_options::Lease,
     protocol::{CapacityIs, Entry, Exchange, Kind, Operation, Owner, Request, Requests},
-    store::{Claimed, Taken, name},
+    store::{Claimed, Taken},
     telemetry,
     waitlist::{Grant, How, Step, deadline, timing},
 };
@@ -126,7 +126,7 @@ impl Claiming {
         });
         let operations: Vec<Operation> = operations.collect();
         let (store, asked) = (session.store.clone(), filter.clone());
-        let skipped = session.claims.skip_list().ids(Instant::now());
+        let skipped = session.claims.skip_list().ids(filter.of, Instant::now());
         let sent = Instant::now();
         let mut claim = Box::pin(async move { store.claim(&asked.wanted, &skipped, &operations, within).await });
         let (answer, adrift) = match session.in_flight.answer(claim.as_mut(), slot, within).await {
@@ -170,7 +170,8 @@ impl Claiming {
     fn outcome(&self, taken: Taken, how: How) -> Result<Round, ServerError> {
         let (mut round, mut failed) = (Round::default(), taken.failed.or(taken.unsent));
         for (document, error) in taken.refused {
-            self.session.pass_over(document, Arc::new(error.clone()), true);
+            self.session
+                .pass_over(self.filter.of, document, Arc::new(error.clone()), true);
             round.1 = Some(error);
         }
         for claimed in taken.claimed {
@@ -179,7 +180,8 @@ impl Claiming {
             {
                 telemetry::last_attempt(&claimed.name, attempt);
             }
-            let added = self.session.claimed(claimed, (self.lease, how), &mut round);
+            let terms = (self.lease, how, self.filter.of);
+            let added = self.session.claimed(claimed, terms, &mut round);
             failed = added.err().or(failed);
         }
         match failed {
@@ -265,7 +267,7 @@ impl Session {
     fn claimed(
         self: &Arc<Self>,
         claimed: Claimed,
-        (lease, how): (Lease, How),
+        (lease, how, of): (Lease, How, TypeId),
         (documents, passed_over): &mut Round,
     ) -> Result<(), ServerError> {
         let Claimed {
@@ -277,14 +279,14 @@ impl Session {
             exchange,
         } = claimed;
         self.note(&exchange);
-        let id = document.get("_id").cloned().unwrap_or(Bson::Null);
         let state = match state {
             Ok(state) => state,
             Err(malformed) => {
                 // Nobody could ever release it.
                 self.take_out_claim(name, entry, lease.length);
                 let error = ServerError::from(malformed);
-                self.pass_over(id, Arc::new(error.clone()), true);
+                let id = document.get("_id").cloned().unwrap_or(Bson::Null);
+                self.pass_over(of, id, Arc::new(error.clone()), true);
                 passed_over.get_or_insert(error);
                 return Ok(());
             }
@@ -301,7 +303,6 @@ impl Session {
                 false => Err(ServerError::overdue()),
             };
         };
-        self.claims.skip_list().forget(&name::of_id(&id));
         let session = self.clone();
         let gives_back: Box<dyn FnOnce(Arc<Hold>) + Send> = Box::new(move |hold| session.discard(&hold));
         documents.push((guard(hold, gives_back), document, attempt));

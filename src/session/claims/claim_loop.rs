@@ -74,7 +74,7 @@ impl Claiming {
         if let Some(turn) = self.filter.begin_scan(false)
             && let Ok(Ok(outlook)) = timeout_at(until, self.session.scan(&self.filter, turn)).await
         {
-            self.session.some_are_claimable(&outlook, true)?;
+            self.some_are_claimable(&outlook, true)?;
         }
         Ok(Vec::new())
     }
@@ -110,7 +110,7 @@ impl Claiming {
                     if let Some(turn_to_scan) = scan {
                         match session.scan(filter, turn_to_scan).await {
                             Ok(outlook) => {
-                                session.some_are_claimable(&outlook, has_passed())?;
+                                self.some_are_claimable(&outlook, has_passed())?;
                                 if turn.is_none() {
                                     turn = Some(filter.turn.lock().await);
                                 }
@@ -151,6 +151,32 @@ impl Claiming {
             };
         }
     }
+
+    /// Fails if all matching documents are unclaimable; where that is known already, and others were told, only if the
+    /// claim `fails_again`.
+    fn some_are_claimable(&self, outlook: &Outlook, fails_again: bool) -> Result<(), AcquireError> {
+        let Some((id, why)) = &outlook.unfit else {
+            return Ok(());
+        };
+        let (session, of) = (&self.session, self.filter.of);
+        let known = session.claims.skip_list().why(of, name::of_id(id), Instant::now());
+        let news = known.is_none();
+        let why: Why = match (known, why) {
+            (Some(known), _) => known,
+            (None, Some(why)) => Arc::new(why.clone()),
+            // It is passed over no longer, and is fit.
+            (None, None) => return Ok(()),
+        };
+        if news {
+            // The server would not choose it, so it can be claimed as soon as it is mended.
+            session.pass_over(of, id.clone(), why.clone(), false);
+        }
+        if outlook.others || !(news || fails_again) {
+            return Ok(());
+        }
+        let name = shown(name::of_id(id));
+        Err(AcquireError::Unclaimable { name, cause: why })
+    }
 }
 
 impl Session {
@@ -170,7 +196,7 @@ impl Session {
         _turn: OwnedMutexGuard<()>,
     ) -> Result<Outlook, ServerError> {
         let began = Instant::now();
-        let skipped = self.claims.skip_list().ids(began);
+        let skipped = self.claims.skip_list().ids(filter.of, began);
         let skipped: HashSet<String> = skipped.iter().map(name::of_id).collect();
         let read = |store: Store, (filter, skipped): (Arc<Filter>, HashSet<String>)| async move {
             store.outlook(&filter.wanted, &skipped).await
@@ -196,30 +222,5 @@ impl Session {
         let soonest = Instant::now() + self.config.poll_interval.0;
         let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
         over.map_or(routine, |over| over.min(routine)).max(soonest)
-    }
-
-    /// Fails if all matching documents are unclaimable; where that is known already, and others were told, only if the
-    /// claim `fails_again`.
-    fn some_are_claimable(&self, outlook: &Outlook, fails_again: bool) -> Result<(), AcquireError> {
-        let Some((id, why)) = &outlook.unfit else {
-            return Ok(());
-        };
-        let known = self.claims.skip_list().why(&name::of_id(id), Instant::now());
-        let news = known.is_none();
-        let why: Why = match (known, why) {
-            (Some(known), _) => known,
-            (None, Some(why)) => Arc::new(why.clone()),
-            // It is passed over no longer, and is fit.
-            (None, None) => return Ok(()),
-        };
-        if news {
-            // The server would not choose it, so it can be claimed as soon as it is mended.
-            self.pass_over(id.clone(), why.clone(), false);
-        }
-        if outlook.others || !(news || fails_again) {
-            return Ok(());
-        }
-        let name = shown(name::of_id(id));
-        Err(AcquireError::Unclaimable { name, cause: why })
     }
 }

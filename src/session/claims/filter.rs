@@ -6,6 +6,7 @@
 //! matches, and is made more seldom still. Whatever was in vain is followed by a rest of several times its duration.
 
 use std::{
+    any::TypeId,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -35,6 +36,8 @@ pub(super) const KNOWN_MOST: usize = 64;
 #[derive(Debug)]
 pub(super) struct Filter {
     pub(super) wanted: Wanted,
+    /// The type as which the documents are read: claims of another type pass over other documents.
+    pub(super) of: TypeId,
     /// The turn of the claim that found nothing free: the others wait behind it, first come, first served.
     pub(super) turn: tokio::sync::Mutex<()>,
     /// The turn of a claim of many: at once, they would find the same documents, and be in each other's way.
@@ -60,7 +63,7 @@ struct Pace {
 }
 
 impl Filter {
-    pub(super) fn new(wanted: Wanted) -> Self {
+    pub(super) fn new(wanted: Wanted, of: TypeId) -> Self {
         let now = Instant::now();
         let pace = Pace {
             takes: Duration::ZERO,
@@ -73,6 +76,7 @@ impl Filter {
         };
         Self {
             wanted,
+            of,
             turn: tokio::sync::Mutex::default(),
             many: tokio::sync::Mutex::default(),
             scan: Arc::default(),
@@ -200,7 +204,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn events_in_quick_succession_are_answered_together() {
-        let filter = Filter::new(wanting(1));
+        let filter = Filter::new(wanting(1), TypeId::of::<()>());
         let mut pauses = Vec::new();
         for _ in 0..9 {
             let pause = tried(&filter, millis(1)).await;
@@ -229,7 +233,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_filter_rests_after_scans_that_fail_or_find_nothing() {
-        let filter = Filter::new(wanting(1));
+        let filter = Filter::new(wanting(1), TypeId::of::<()>());
         let free_at = Instant::now();
         let answered = |found_unfit| Ok((found_unfit, free_at));
         assert_eq!(rest(&filter, Duration::ZERO, Err(true)).await, LONGEST_PAUSE);
@@ -254,7 +258,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn slow_tries_are_made_seldom() {
-        let filter = Filter::new(wanting(1));
+        let filter = Filter::new(wanting(1), TypeId::of::<()>());
         for _ in 0..5 {
             let pause = tried(&filter, millis(500)).await;
             assert_eq!(pause, millis(2_000));
@@ -264,7 +268,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_time_of_slow_claims_is_known_until_they_are_quick_again() {
-        let filter = Filter::new(wanting(1));
+        let filter = Filter::new(wanting(1), TypeId::of::<()>());
         let known = [3_000, 10, 10, 1_000, 1].map(|took| {
             filter.took(millis(took));
             filter.takes().as_millis()
@@ -274,7 +278,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_claim_waits_for_the_first_end_of_a_lease_and_an_old_scan_is_made_anew() {
-        let filter = Filter::new(wanting(1));
+        let filter = Filter::new(wanting(1), TypeId::of::<()>());
         let (now, polled) = (Instant::now(), Instant::now() + millis(20));
         assert_eq!(filter.again_at(true, polled), polled);
         let free_at = now + millis(5_000);

@@ -13,6 +13,7 @@ mod orphan_search;
 pub(crate) mod skip_list;
 
 use std::{
+    any::TypeId,
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -32,7 +33,7 @@ use crate::{
     error::{AcquireError, ServerError},
     hold_options::{Lease, Terms},
     protocol::Owner,
-    store::Wanted,
+    store::{Wanted, name},
 };
 pub(super) use attempt::grant_of;
 use filter::{Filter, KNOWN_MOST};
@@ -42,7 +43,7 @@ use skip_list::{SkipList, Why};
 /// The state that all claims of one session share.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    filters: Mutex<HashMap<Vec<u8>, Arc<Filter>>>,
+    filters: Mutex<HashMap<(TypeId, Vec<u8>), Arc<Filter>>>,
     skip_list: Mutex<SkipList>,
     /// Sent whenever a document may have become free: whether the stream reports the next one that does.
     freed: watch::Sender<bool>,
@@ -50,17 +51,17 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// Returns the state of the claims that want this.
-    fn filter(&self, wanted: Wanted) -> Arc<Filter> {
+    /// Returns the state of the claims that want this, as this type.
+    fn filter(&self, wanted: Wanted, of: TypeId) -> Arc<Filter> {
         let mut filters = self.filters.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = key(&wanted);
+        let key = (of, key(&wanted));
         if filters.len() >= KNOWN_MOST && !filters.contains_key(&key) {
             // That costs each of them a scan when it is used again.
             filters.retain(|_, filter| Arc::strong_count(filter) > 1);
         }
         filters
             .entry(key)
-            .or_insert_with(|| Arc::new(Filter::new(wanted)))
+            .or_insert_with(|| Arc::new(Filter::new(wanted, of)))
             .clone()
     }
 
@@ -122,11 +123,18 @@ pub(crate) type ClaimedDocument = (GivenBack, Document, Option<i64>);
 type GivenBack = ScopeGuard<Arc<Hold>, Box<dyn FnOnce(Arc<Hold>) + Send>>;
 
 impl Session {
-    /// Returns a claim of so many documents at most.
-    pub(crate) fn claiming(self: &Arc<Self>, wanted: Wanted, owner: Owner, terms: Terms, most: usize) -> Arc<Claiming> {
+    /// Returns a claim of so many documents at most, which are read as this type.
+    pub(crate) fn claiming(
+        self: &Arc<Self>,
+        wanted: Wanted,
+        of: TypeId,
+        owner: Owner,
+        terms: Terms,
+        most: usize,
+    ) -> Arc<Claiming> {
         Arc::new(Claiming {
             session: self.clone(),
-            filter: self.claims.filter(wanted),
+            filter: self.claims.filter(wanted, of),
             owner,
             lease: terms.lease(&self.config),
             most,
@@ -202,8 +210,13 @@ impl Claiming {
 
     /// Leaves a document that can't be read out of the coming claims for a while.
     pub(crate) fn pass_over(&self, id: Bson, why: Why) {
-        self.session.pass_over(id, why, true);
+        self.session.pass_over(self.filter.of, id, why, true);
         self.passed();
+    }
+
+    /// Notes that a document was claimed and could be read.
+    pub(crate) fn was_read(&self, id: &Bson) {
+        self.session.claims.skip_list().forget(self.filter.of, name::of_id(id));
     }
 
     /// Notes that a document was passed over, which may hold up all claims.
@@ -234,12 +247,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn few_filters_are_known_unless_more_are_in_use() {
         let claims = Claims::default();
-        let used = claims.filter(wanting(-1));
+        let used = claims.filter(wanting(-1), TypeId::of::<()>());
         for n in 0..1_000 {
-            drop(claims.filter(wanting(n)));
+            drop(claims.filter(wanting(n), TypeId::of::<()>()));
         }
         let known = claims.filters.lock().unwrap().len();
         assert!((2..=KNOWN_MOST).contains(&known), "{known}");
-        assert!(Arc::ptr_eq(&used, &claims.filter(wanting(-1))));
+        assert!(Arc::ptr_eq(&used, &claims.filter(wanting(-1), TypeId::of::<()>())));
     }
 }

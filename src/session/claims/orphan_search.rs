@@ -143,6 +143,8 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use std::any::TypeId;
+
     use futures::{FutureExt, future::join_all};
     use mongodb::bson::doc;
     use tokio::time::{sleep, timeout};
@@ -166,11 +168,12 @@ mod tests {
     }
 
     fn everything() -> Arc<Filter> {
-        Arc::new(Filter::new(Wanted {
+        let wanted = Wanted {
             filter: doc! {},
             sort: None,
             attempts_most: None,
-        }))
+        };
+        Arc::new(Filter::new(wanted, TypeId::of::<()>()))
     }
 
     fn session(documents: &Arc<MemoryDocuments>) -> Arc<Session> {
@@ -197,7 +200,8 @@ mod tests {
         let store = Store::Simulated(link.clone());
         let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
         let (entry, owner) = (session.ids.claim(), session.config.owner(None));
-        let claiming = session.claiming(everything().wanted.clone(), owner.clone(), Terms::default(), 1);
+        let (wanted, of) = (everything().wanted.clone(), TypeId::of::<()>());
+        let claiming = session.claiming(wanted, of, owner.clone(), Terms::default(), 1);
         let operation = session.operation_of_claim(entry.clone(), owner, claiming.lease);
         let (filter, within) = (&claiming.filter, Duration::from_secs(1));
         let claimed = session.store.claim(&filter.wanted, &[], &[operation], within).await;

@@ -4,7 +4,7 @@
 //! claimed again, before all others. So claims leave it out for a while, which doubles with each further failure. A
 //! document that was mended can be claimed when that is over.
 
-use std::{collections::HashMap, error::Error as StdError, sync::Arc};
+use std::{any::TypeId, collections::HashMap, error::Error as StdError, sync::Arc};
 
 use mongodb::bson::Bson;
 use tokio::time::Instant;
@@ -24,8 +24,9 @@ pub(crate) type Why = Arc<dyn StdError + Send + Sync>;
 
 #[derive(Debug, Default)]
 pub(super) struct SkipList {
-    /// By their whole names: of long ones, many have the same beginning.
-    by_name: HashMap<String, Skipped>,
+    /// By the types as which they are claimed, as one may read what another can't; and by their whole names: of long
+    /// ones, many have the same beginning.
+    entries: HashMap<(TypeId, String), Skipped>,
 }
 
 #[derive(Debug)]
@@ -41,20 +42,21 @@ struct Skipped {
 
 impl SkipList {
     /// Notes that a document could not be claimed. Returns whether that is news: it was not passed over already.
-    pub(super) fn note(&mut self, name: String, id: Bson, why: Why, is_chosen: bool, now: Instant) -> bool {
+    pub(super) fn note(&mut self, of: TypeId, id: Bson, why: Why, is_chosen: bool, now: Instant) -> bool {
+        let key = (of, name::of_id(&id));
         // Forgotten when it was claimable for as long as it was passed over.
-        self.by_name
+        self.entries
             .retain(|_, entry| now < entry.until + entry.backoff.pause());
-        let before = self.by_name.get(&name);
+        let before = self.entries.get(&key);
         if before.is_some_and(|entry| now < entry.until) {
             return false;
         }
         let mut backoff = before.map_or(SELDOM, |entry| entry.backoff);
         let pause = backoff.failed();
-        if before.is_none() && self.by_name.len() >= KNOWN_MOST {
-            let first = self.by_name.iter().min_by_key(|(_, entry)| entry.until);
-            if let Some(name) = first.map(|(name, _)| name.clone()) {
-                self.by_name.remove(&name);
+        if before.is_none() && self.entries.len() >= KNOWN_MOST {
+            let first = self.entries.iter().min_by_key(|(_, entry)| entry.until);
+            if let Some(first) = first.map(|(key, _)| key.clone()) {
+                self.entries.remove(&first);
             }
         }
         let entry = Skipped {
@@ -64,40 +66,35 @@ impl SkipList {
             until: now + pause,
             is_chosen,
         };
-        self.by_name.insert(name, entry);
+        self.entries.insert(key, entry);
         true
     }
 
-    /// Returns why the document is passed over now, if it is.
-    pub(super) fn why(&self, name: &str, now: Instant) -> Option<Why> {
-        let entry = self.by_name.get(name).filter(|entry| now < entry.until)?;
+    /// Returns why claims as this type pass over the document now, if they do.
+    pub(super) fn why(&self, of: TypeId, name: String, now: Instant) -> Option<Why> {
+        let entry = self.entries.get(&(of, name)).filter(|entry| now < entry.until)?;
         Some(entry.why.clone())
     }
 
-    /// Forgets a document that was claimed.
-    pub(super) fn forget(&mut self, name: &str) {
-        self.by_name.remove(name);
+    /// Forgets a document that was claimed and read.
+    pub(super) fn forget(&mut self, of: TypeId, name: String) {
+        self.entries.remove(&(of, name));
     }
 
-    /// Returns the `_id`s of the documents that claims leave out now.
-    pub(super) fn ids(&self, now: Instant) -> Vec<Bson> {
-        let entries = self.by_name.values();
-        let left_out = entries.filter(|entry| now < entry.until && entry.is_chosen);
-        left_out.map(|entry| entry.id.clone()).collect()
+    /// Returns the `_id`s of the documents that claims as this type leave out now.
+    pub(super) fn ids(&self, of: TypeId, now: Instant) -> Vec<Bson> {
+        let entries = self.entries.iter().filter(|(key, _)| key.0 == of);
+        let left_out = entries.filter(|(_, entry)| now < entry.until && entry.is_chosen);
+        left_out.map(|(_, entry)| entry.id.clone()).collect()
     }
 }
 
 impl Session {
-    /// Leaves a document that can't be claimed out of the coming claims for a while; `is_chosen`: the server would choose
-    /// it, and is told to leave it out.
-    pub(crate) fn pass_over(&self, id: Bson, why: Why, is_chosen: bool) {
-        let name = name::of_id(&id);
-        let shown = shown(&name);
-        if self
-            .claims
-            .skip_list()
-            .note(name, id, why.clone(), is_chosen, Instant::now())
-        {
+    /// Leaves a document that can't be claimed out of the coming claims as this type for a while; `is_chosen`: the server
+    /// would choose it, and is told to leave it out.
+    pub(super) fn pass_over(&self, of: TypeId, id: Bson, why: Why, is_chosen: bool) {
+        let (shown, now) = (shown(name::of_id(&id)), Instant::now());
+        if self.claims.skip_list().note(of, id, why.clone(), is_chosen, now) {
             telemetry::passed_over(&shown, &why);
         }
     }
@@ -109,6 +106,11 @@ mod tests {
 
     use super::*;
 
+    /// The type of all documents here.
+    fn any() -> TypeId {
+        TypeId::of::<Bson>()
+    }
+
     fn why() -> Why {
         Arc::new(io::Error::from(io::ErrorKind::InvalidData))
     }
@@ -119,15 +121,15 @@ mod tests {
         let longest = SELDOM.after(u32::MAX).pause();
         let mut now = Instant::now();
         for seconds in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
-            assert!(skipped.note("7".into(), Bson::Int32(7), why(), true, now));
-            assert!(!skipped.note("7".into(), Bson::Int32(7), why(), true, now), "told once");
+            assert!(skipped.note(any(), Bson::Int32(7), why(), true, now));
+            assert!(!skipped.note(any(), Bson::Int32(7), why(), true, now), "told once");
             now += Duration::from_secs(seconds);
-            assert_eq!(skipped.ids(now - Duration::from_millis(1)), [Bson::Int32(7)]);
-            assert_eq!(skipped.ids(now), []);
+            assert_eq!(skipped.ids(any(), now - Duration::from_millis(1)), [Bson::Int32(7)]);
+            assert_eq!(skipped.ids(any(), now), []);
         }
-        assert!(skipped.note("7".into(), Bson::Int32(7), why(), true, now + longest));
+        assert!(skipped.note(any(), Bson::Int32(7), why(), true, now + longest));
         now += longest + SELDOM.after(1).pause();
-        assert_eq!(skipped.ids(now), [], "it is as if it were the first time");
+        assert_eq!(skipped.ids(any(), now), [], "it is as if it were the first time");
     }
 
     #[test]
@@ -135,17 +137,11 @@ mod tests {
         let mut skipped = SkipList::default();
         let now = Instant::now();
         for id in 0..200 {
-            assert!(skipped.note(
-                id.to_string(),
-                Bson::Int32(id),
-                why(),
-                true,
-                now + Duration::from_millis(1)
-            ));
+            assert!(skipped.note(any(), Bson::Int32(id), why(), true, now + Duration::from_millis(1)));
         }
-        assert!(skipped.note("mended".into(), Bson::Null, why(), false, now));
-        assert_eq!(skipped.ids(now).len(), KNOWN_MOST - 1);
-        skipped.forget("199");
-        assert!(skipped.ids(now).len() < KNOWN_MOST);
+        assert!(skipped.note(any(), Bson::Null, why(), false, now));
+        assert_eq!(skipped.ids(any(), now).len(), KNOWN_MOST - 1);
+        skipped.forget(any(), "199".to_owned());
+        assert!(skipped.ids(any(), now).len() < KNOWN_MOST);
     }
 }

@@ -90,7 +90,7 @@ impl Scene {
     fn answered(&mut self) -> ClaimedDocument {
         let claimed = self.claimed.take().unwrap();
         let mut round = Round::default();
-        let asked = (lease(&self.session), How::AtOnce);
+        let asked = (lease(&self.session), How::AtOnce, TypeId::of::<()>());
         self.session.claimed(claimed, asked, &mut round).unwrap();
         assert!(round.1.is_none());
         round.0.pop().unwrap()
@@ -141,7 +141,7 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
 async fn an_answer_that_comes_after_the_lease_is_one_that_took_too_long() {
     let mut scene = Scene::new().await;
     let claimed = scene.claimed.take().unwrap();
-    let asked = (lease(&scene.session), How::AtOnce);
+    let asked = (lease(&scene.session), How::AtOnce, TypeId::of::<()>());
     tokio::time::advance(asked.0.length).await;
     let answer = scene.session.claimed(claimed, asked, &mut Round::default());
     assert!(matches!(&answer, Err(error) if !error.is_final()), "{answer:?}");
@@ -172,7 +172,9 @@ async fn a_client_that_takes_nothing_new_does_not_say_that_nothing_is_free() {
     scene.session.table().lines.closed = true;
     for waits in [false, true] {
         let owner = scene.session.config.owner(None);
-        let claiming = scene.session.claiming(everything(), owner, Terms::default(), 1);
+        let claiming = scene
+            .session
+            .claiming(everything(), TypeId::of::<()>(), owner, Terms::default(), 1);
         let claimed = timeout(Duration::from_millis(1), claiming.claim(waits)).await;
         // A wait goes on until the next step of the end.
         let told = match claimed {
@@ -292,7 +294,15 @@ async fn documents_whose_long_ids_begin_alike_are_passed_over_each_by_itself() {
     for id in &ids {
         scene
             .session
-            .pass_over(id.clone(), Arc::new(ServerError::overdue()), true);
+            .pass_over(TypeId::of::<()>(), id.clone(), Arc::new(ServerError::overdue()), true);
     }
-    assert_eq!(scene.session.claims.skip_list().ids(Instant::now()).len(), ids.len());
+    assert_eq!(
+        scene
+            .session
+            .claims
+            .skip_list()
+            .ids(TypeId::of::<()>(), Instant::now())
+            .len(),
+        ids.len()
+    );
 }
