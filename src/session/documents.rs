@@ -103,8 +103,9 @@ impl Session {
                 });
             }
             held.end_deleting(matches!(done, Ok(true)));
+            session.let_go_if_over(&held);
             if done.is_err() {
-                // What was seen of it meanwhile may have been another program's doing. Who hears `false` looks for itself.
+                // It may have been applied all the same.
                 session.verify(vec![held.clone()]);
             }
             held.report_end();
@@ -183,11 +184,22 @@ fn time_to_change(hold: &Hold) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::any::TypeId;
+
+    use mongodb::bson::doc;
+    use scopeguard::ScopeGuard;
+
     use super::{
         super::fixtures::{self, ONE, OTHER},
         *,
     };
-    use crate::{client::LockClient, config::Config, wake_mode::WakeMode};
+    use crate::{
+        client::LockClient,
+        config::Config,
+        hold_options::Terms,
+        store::{Connection, LockLayout, MemoryDocuments, MemoryStore, Wanted, lock_layout::Paths},
+        wake_mode::WakeMode,
+    };
 
     /// Of two deletions at once, the answer of the one that was late may come first.
     #[tokio::test(start_paused = true)]
@@ -203,6 +215,37 @@ mod tests {
         assert_eq!(hold.lost_reason(), None);
         hold.end_deleting(true);
         assert_eq!(denied.await.unwrap().reason, LostReason::Released);
+    }
+
+    /// That it was gone counted for nothing until then, as that write might have been why.
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_was_gone_when_its_own_write_did_not_end_it_is_lost() {
+        let documents = Arc::new(MemoryDocuments::default());
+        documents.insert(doc! { "_id": 1 }).unwrap();
+        let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
+        let store = MemoryStore::new(documents.clone(), place, Connection::default());
+        let session = Session::new(
+            Config::default(),
+            Store::Memory(Arc::new(store)),
+            None,
+            WakeMode::ChangeStream,
+        );
+        let wanted = Wanted {
+            filter: doc! {},
+            sort: None,
+            attempts_most: None,
+        };
+        let (of, owner) = (TypeId::of::<()>(), session.config.owner(None));
+        let claiming = session.claiming(wanted, of, owner, Terms::default(), 1);
+        let (claimed, ..) = claiming.claim(false).await.unwrap().remove(0);
+        let hold = ScopeGuard::into_inner(claimed);
+        let writing = async move {
+            documents.replace(&doc! { "_id": 1 }, doc! { "n": 1 }).unwrap();
+            sleep(UNANSWERED).await;
+            Ok(false)
+        };
+        assert!(!session.end_by(&hold, writing).await.unwrap());
+        assert_eq!(hold.lost_reason(), Some(LostReason::Deleted));
     }
 
     #[tokio::test(start_paused = true)]

@@ -97,6 +97,8 @@ struct HoldState {
     /// Number of writes by its holder that are on their way and end it, with the document or without: until they are
     /// answered, that it is gone is no news.
     deleting: usize,
+    /// How it was gone meanwhile.
+    gone: Option<LostReason>,
     /// Whether one of them did.
     deleted: bool,
     over_at: Option<Instant>,
@@ -164,6 +166,7 @@ impl Hold {
                 detaching: false,
                 lost: None,
                 deleting: 0,
+                gone: None,
                 deleted: false,
                 over_at: None,
                 reported: Reported::Nothing(grant.how),
@@ -338,6 +341,8 @@ impl Hold {
             let first = state.lost.is_none() && !may_be_ours;
             if first {
                 self.end(&mut state, reason);
+            } else if may_be_ours {
+                state.gone = Some(reason);
             }
             first
         };
@@ -352,16 +357,17 @@ impl Hold {
         self.state().deleting += 1;
     }
 
-    /// Notes the answer to that, or that there is none. If the holder did not end it, another program may have, which the
-    /// caller has to look up.
+    /// Notes the answer to that, or that there is none. If the holder did not end it, the news that came meanwhile is of
+    /// another program.
     pub(crate) fn end_deleting(&self, deleted: bool) {
-        {
+        let gone = {
             let mut state = self.state();
             state.deleting = state.deleting.saturating_sub(1);
             state.deleted |= deleted;
-        }
-        if deleted {
-            self.lose(LostReason::Released);
+            state.gone.filter(|_| state.deleting == 0)
+        };
+        if let Some(reason) = deleted.then_some(LostReason::Released).or(gone) {
+            self.lose(reason);
         }
     }
 
@@ -782,8 +788,6 @@ mod tests {
             assert!(!hold.lose(LostReason::Deleted));
             assert_eq!(hold.lost_reason(), None);
             hold.end_deleting(deleted);
-            // It is read again after a deletion that failed.
-            assert_eq!(hold.lose(LostReason::Deleted), !deleted);
             let reason = if deleted {
                 LostReason::Released
             } else {
