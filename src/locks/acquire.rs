@@ -290,9 +290,11 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// than at the server by the client's skew margin and a thousandth of the length. The lock itself stays taken for
     /// the whole `length`, by the server's clock; an early release opens it. The length counts from the grant; for a
     /// waiter that was woken, from the moment at which it confirms that, at most a sixteenth of the claim lease later.
-    /// [`Held::renew`] gives it a full length again; a leader that [proclaims](Held::proclaim) and a writer that
-    /// [becomes a reader](Held::downgrade) keep the lock taken for a full length more, and lose it as before. It can't
-    /// be shorter than [`at_least_for`](Self::at_least_for).
+    /// [`Held::renew`] gives it a full length again. A leader that [proclaims](Held::proclaim), a writer that [becomes a
+    /// reader](Held::downgrade), a semaphore's hold that gives [some](Held::release_some) or a [part](Held::split) of its
+    /// permits back, and a [guarded transaction](crate::View::guard_transaction) keep the lock taken for a full length
+    /// more, and lose it as before: the other permits too, which nobody can use then. It can't be shorter than
+    /// [`at_least_for`](Self::at_least_for).
     pub fn fixed(mut self, length: Duration) -> Self
     where
         T::Held: IsOne,

@@ -20,7 +20,8 @@ use crate::{
 ///
 /// # Guarantees
 ///
-/// - No permit is granted beyond the number in force. Holders keep theirs when the number is lowered.
+/// - No permit is granted beyond the number in force. Holders keep theirs when the number is
+///   [lowered](Self::set_permits).
 /// - First come, first served, as with a [`Mutex`](crate::locks::Mutex): small requests do not starve a large one, as
 ///   they wait behind it even if there would be enough permits for them.
 /// - A request for more permits than the number in force fails with
@@ -138,9 +139,11 @@ impl<W: World> Semaphore<W> {
     /// [`Semaphore`] has an example.
     ///
     /// It is in force at once, for all clients. If it is larger, waiters get permits in the same write. If it is
-    /// smaller, holders keep theirs, and nobody gets one until fewer are held; waiters for more permits than that fail
-    /// with [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch). While nobody holds the semaphore
-    /// the number stays for a year from now, and the name can't be used as another kind of lock.
+    /// smaller, holders keep theirs, and nobody gets one until fewer are held, but from another task of the same client:
+    /// that [hands on](crate::guide::guarantees#inside-a-process) what it holds by the old number until the news
+    /// arrives. Waiters for more permits than that fail with
+    /// [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch). While nobody holds the semaphore the
+    /// number stays for a year from now, and the name can't be used as another kind of lock.
     ///
     /// An [`OperateError`] says why it failed. If the future is dropped, or the server did not answer, the number may
     /// or may not be set. It is safe to try
