@@ -40,10 +40,13 @@ use filter::{Filter, KNOWN_MOST};
 use orphan_search::Orphan;
 use skip_list::{SkipList, Why};
 
+/// The type as which documents are read, and what is wanted.
+type Key = (TypeId, Vec<u8>);
+
 /// The state that all claims of one session share.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    filters: Mutex<HashMap<(TypeId, Vec<u8>), Arc<Filter>>>,
+    filters: Mutex<HashMap<Key, Arc<Filter>>>,
     skip_list: Mutex<SkipList>,
     /// Sent whenever a document may have become free: whether the stream reports the next one that does.
     freed: watch::Sender<bool>,
