@@ -15,8 +15,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Session, Table, hold::Hold, timer_queue::Due};
-use crate::{protocol::Kind, status::LostReason};
+use super::{
+    Session, Table,
+    hold::Hold,
+    timer_queue::{AT_A_TIME, Due},
+};
+use crate::{protocol::Kind, status::LostReason, telemetry};
 
 /// Runs until the session ends.
 pub(super) async fn run(session: Weak<Session>, wake: Arc<Notify>, ended: CancellationToken) {
@@ -42,9 +46,12 @@ pub(super) async fn run(session: Weak<Session>, wake: Arc<Notify>, ended: Cancel
 impl Table {
     /// Returns when the heart has to beat again.
     fn next_beat(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+        // One report is for all.
+        let overdue = self.overdue_since.is_none().then(|| self.timers.first(Due::Overdue));
+        let overdue_at = overdue.flatten().map(|(at, _)| at);
         let watch = self.watch_due_at(wants_to_stream, now);
         let times = self.timers.next().into_iter().chain(self.next_renewal());
-        times.chain(watch).min()
+        times.chain(watch).chain(overdue_at).min()
     }
 }
 
@@ -62,6 +69,10 @@ impl Session {
                 self.table().timers.update(hold);
             }
             self.let_go_if_over(hold);
+        }
+        // Others may be over already, and then are not overdue: the next beat comes at once.
+        if holds.len() < AT_A_TIME {
+            self.report_overdue(now);
         }
         for name in lines {
             // No input is needed: the line is asked for its next operation.
@@ -99,6 +110,38 @@ impl Session {
         let holds = self.table().lines.holds_of(&reader.name);
         let upgrades = holds.iter().filter(|hold| hold.is_upgrade_of(reader));
         upgrades.for_each(|hold| self.let_go_if_over(hold));
+    }
+
+    /// Reports that renewals are overdue, once for all locks until none is any more, in time to do something about it.
+    fn report_overdue(&self, now: Instant) {
+        let mut table = self.table();
+        if table.overdue_since.is_some() {
+            return;
+        }
+        let overdue = || table.timers.due(Due::Overdue, now);
+        let Some(end) = overdue().take(AT_A_TIME).map(|hold| hold.deadline()).min() else {
+            return;
+        };
+        let (count, failure) = (overdue().count(), table.renewal_failure.clone());
+        table.overdue_since = Some(now);
+        drop(table);
+        telemetry::renewals_overdue(count, end.saturating_duration_since(now), failure.as_ref());
+    }
+
+    /// Notes that the server has acknowledged a write, and reports if renewals are in time again by that: holds that were
+    /// lost meanwhile are not overdue either. Not within an interval of the first report: others may be overdue soon.
+    pub(super) fn note_in_time(&self) {
+        let mut table = self.table();
+        let first = table.timers.first(Due::Overdue).map(|(at, _)| at);
+        if let Some(since) = table.overdue_since
+            && since.elapsed() >= self.config.renewal_interval()
+            && first.is_none_or(|at| at > Instant::now())
+        {
+            table.overdue_since = None;
+            self.beat_in_time(&mut table);
+            drop(table);
+            telemetry::renewals_recovered(since.elapsed());
+        }
     }
 
     /// Wakes the heart if it would sleep for too long.
@@ -321,42 +364,48 @@ mod tests {
         const COUNT: usize = 200;
         let (link, session) = fixtures::client(&memory(), ONE, settings(LEASE));
         let locks = LockClient::new(session.clone());
-        let overdue = || session.table().overdue.map(|(since, _)| since);
+        let overdue = || {
+            let table = session.table();
+            let count = table.timers.due(Due::Overdue, Instant::now()).count();
+            (table.overdue_since, count)
+        };
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         let all_held = || acquired.iter().all(|handle| handle.lost_reason().is_none());
         for _ in 0..2 {
             sleep(LEASE).await;
-            assert_eq!(overdue(), None);
+            assert_eq!(overdue(), (None, 0));
             let _burden = link.burden(LEASE * 10, Duration::ZERO);
-            while overdue().is_none() {
+            while overdue().0.is_none() {
                 sleep(Duration::from_millis(1)).await;
             }
             let least = acquired.iter().map(|handle| handle.safe_for()).min();
             assert!(least.is_some_and(|least| least > LEASE * 4 / 10), "{least:?}");
-            let since = overdue();
+            let since = overdue().0.unwrap();
+            // All renewals are due within an interval.
             sleep(LEASE / 4).await;
-            assert_eq!(overdue(), since);
+            assert_eq!(overdue(), (Some(since), COUNT));
             link.unburden();
-            while overdue().is_some() {
+            while overdue().0.is_some() {
                 sleep(Duration::from_millis(1)).await;
             }
+            assert_eq!(overdue().1, 0);
             assert!(all_held());
         }
     }
 
     /// Batches that are renewed a little too late, one after the other.
     #[tokio::test(start_paused = true)]
-    async fn renewals_are_not_reported_in_time_while_some_were_overdue_lately() {
+    async fn renewals_are_not_reported_in_time_within_an_interval_of_the_report_that_they_are_overdue() {
         let (_, session) = fixtures::client(&memory(), ONE, Config::default());
-        let is_reported = || session.table().overdue.is_some();
-        session.table().overdue = Some((Instant::now(), Instant::now()));
+        let is_reported = || session.table().overdue_since.is_some();
+        session.table().overdue_since = Some(Instant::now());
         for _ in 0..9 {
             session.note_in_time();
             assert!(is_reported());
-            sleep(session.config.lease / 20).await;
+            sleep(session.config.renewal_interval() / 10).await;
         }
-        sleep(session.config.lease / 20).await;
+        sleep(session.config.renewal_interval() / 10).await;
         session.note_in_time();
         assert!(!is_reported());
     }
@@ -366,7 +415,7 @@ mod tests {
     async fn renewals_that_were_overdue_up_to_the_loss_are_so_until_the_next_answer() {
         let (link, session) = fixtures::client(&memory(), ONE, settings(LEASE));
         let locks = LockClient::new(session.clone());
-        let is_reported = || session.table().overdue.is_some();
+        let is_reported = || session.table().overdue_since.is_some();
         let held = locks.mutex("x").acquire().await.unwrap();
         link.cut(true);
         assert_eq!(held.lost().await, LostReason::Expired);

@@ -419,20 +419,22 @@ impl Hold {
     }
 
     /// Returns when each [thing](super::timer_queue::Due) is due for it.
-    pub(super) fn schedule(&self) -> [Option<Instant>; 3] {
+    pub(super) fn schedule(&self) -> [Option<Instant>; 4] {
         let (state, upkeep) = (self.state(), self.upkeep());
         match state.lost {
             // The release sees to the rest.
-            Some(LostReason::Released) => return [None; 3],
-            Some(_) => return [None, None, state.over_at],
+            Some(LostReason::Released) => return [None; 4],
+            Some(_) => return [None, None, state.over_at, None],
             None => {}
         }
         let report_at = self.reported_from().filter(|_| !state.reported_too_long);
         let times = report_at.into_iter().chain(self.limit());
         let attend_at = times.chain([upkeep.deadline()]).min();
+        // A task loses nothing with an idle hold.
+        let overdue_at = upkeep.overdue_at.filter(|_| !self.is_idle);
         match upkeep.goes_apart() {
-            true => [None, upkeep.renew_at, attend_at],
-            false => [upkeep.renew_at, None, attend_at],
+            true => [None, upkeep.renew_at, attend_at, overdue_at],
+            false => [upkeep.renew_at, None, attend_at, overdue_at],
         }
     }
 

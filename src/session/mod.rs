@@ -160,8 +160,10 @@ struct Table {
     /// Had by the renewals that are awaited, by their turns: those that had another sent beside them have it no more, nor
     /// those whose tasks are gone.
     awaited: [Arc<()>; 2],
-    /// When it was reported that renewals are overdue, until they are not any more, and when some were last.
-    overdue: Option<(Instant, Instant)>,
+    /// When it was reported that renewals are overdue, until they are not any more.
+    overdue_since: Option<Instant>,
+    /// The reason for which the last renewal failed.
+    renewal_failure: Option<ServerError>,
     long_waits: LongWaits,
 }
 

@@ -176,51 +176,20 @@ impl Session {
             session.wake_heartbeat.notify_one();
             let answered = match answered {
                 Ok(answered) => answered,
-                Err(_) => {
-                    session.report_overdue(&batch.holds, None);
-                    renewing.await
-                }
+                Err(_) => renewing.await,
             };
+            session.table().renewal_failure = answered.as_ref().err().cloned();
             if answered.is_ok() {
                 session.note_in_time();
             }
             if let Err(error) = answered {
                 session.note_failure(&error);
-                session.report_overdue(&batch.holds, Some(&error));
                 for hold in &batch.holds {
                     hold.upkeep().failed(batch.sent, error.was_answered(), Instant::now());
                 }
                 session.reschedule(&batch.holds);
             }
         });
-    }
-
-    /// Reports that renewals are overdue, if these are, which failed once more by this error or without an answer: once for
-    /// all locks until none is any more, in time to do something about it.
-    fn report_overdue(&self, holds: &[Arc<Hold>], error: Option<&ServerError>) {
-        let now = Instant::now();
-        // A task loses nothing with an idle hold.
-        let is_overdue = |hold: &&Arc<Hold>| !hold.is_idle && hold.upkeep().is_overdue(now);
-        let left = holds.iter().filter(is_overdue).map(|hold| hold.safe_for());
-        let left: Vec<Duration> = left.filter(|left| !left.is_zero()).collect();
-        let Some(least) = left.iter().min() else { return };
-        let before = {
-            let overdue = &mut self.table().overdue;
-            overdue.replace((overdue.map_or(now, |(since, _)| since), now))
-        };
-        if before.is_none() {
-            telemetry::renewals_overdue(left.len(), *least, error);
-        }
-    }
-
-    /// Notes that the server has acknowledged a write, and reports if renewals are in time again by that: holds that were
-    /// lost meanwhile are not overdue either. Not soon after some were: each that is tells so with its next renewal.
-    pub(super) fn note_in_time(&self) {
-        let long_ago = self.config.lease / 2;
-        let overdue = self.table().overdue.take_if(|(_, last)| last.elapsed() >= long_ago);
-        if let Some((since, _)) = overdue {
-            telemetry::renewals_recovered(since.elapsed());
-        }
     }
 
     /// Sets the timers after the times of holds changed.

@@ -1,7 +1,8 @@
 //! The one table of a session's timers: the lines and holds for which something is due, in the order of time.
 //!
 //! A client can hold a hundred thousand locks. So nothing here walks through them all: due work is found at the front
-//! of an ordered set, in steps of a bounded size, and the session's mutex is released between them.
+//! of an ordered set, in steps of a bounded size, and the session's mutex is released between them. Only the report that
+//! renewals are overdue counts them at once, and it comes once until they are in time again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -72,6 +73,8 @@ pub(super) enum Due {
     Apart,
     /// The hold is over unless it is renewed, or it is held too long.
     Attention,
+    /// Its renewal is overdue.
+    Overdue,
 }
 
 impl Due {
@@ -85,7 +88,7 @@ pub(super) struct Timers {
     /// Names whose lines want to be asked for an operation.
     lines: TimerQueue<Arc<str>>,
     /// The numbers of holds, by what is due.
-    due: [TimerQueue<u64>; 3],
+    due: [TimerQueue<u64>; 4],
     /// By their numbers, which rise: the oldest first.
     holds: BTreeMap<u64, Arc<Hold>>,
 }
@@ -252,6 +255,7 @@ mod tests {
         // Most of its lease is over.
         let late = now + seconds(20);
         assert_eq!(due(&timers, late), [Due::Usual]);
+        assert_eq!([now, late].map(|by| timers.due(Due::Overdue, by).count()), [0, 1]);
         assert!(timers.take(Due::Attention, late).is_empty());
         let over = now + LEASE + seconds(2);
         assert_eq!(timers.take(Due::Attention, over).len(), 1);

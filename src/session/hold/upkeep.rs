@@ -25,6 +25,8 @@ pub(crate) struct Upkeep {
     /// Whether the document may show that no task has it, or that its task waits, for itself or for the hold before it:
     /// each further renewal shows whether that is so.
     pub(in crate::session) is_shown: bool,
+    /// When its renewal is overdue, unless one is acknowledged before.
+    pub(super) overdue_at: Option<Instant>,
     /// When the last renewal was sent, while it is not answered.
     under_way: Option<Instant>,
     /// Whether the last renewal failed, was refused or has not been answered in time.
@@ -36,15 +38,28 @@ pub(crate) struct Upkeep {
 
 impl Upkeep {
     pub(super) fn new(grant: &Grant) -> Self {
-        Self {
+        let mut upkeep = Self {
             lease: grant.lease,
             deadline: grant.deadline,
-            renew_at: grant.renew_at,
+            renew_at: None,
             is_shown: false,
+            overdue_at: None,
             under_way: None,
             failing: false,
             guarded_at: None,
-        }
+        };
+        upkeep.plan(grant.renew_at);
+        upkeep
+    }
+
+    /// Plans the next renewal. It is overdue when the one after it would be due, and while half of the time is left
+    /// that it had.
+    fn plan(&mut self, renew_at: Option<Instant>) {
+        self.renew_at = renew_at;
+        self.overdue_at = renew_at.map(|due_at| {
+            let half = self.left(due_at) / 2;
+            due_at + self.lease.interval.map_or(half, |interval| interval.min(half))
+        });
     }
 
     /// Notes that renewals give more time from now on.
@@ -69,11 +84,6 @@ impl Upkeep {
         let renew_at = self.renew_at.filter(|_| !self.failing && !self.goes_apart())?;
         let deadline = self.deadline;
         Some(RemainingLease { deadline, renew_at })
-    }
-
-    /// Whether renewals fail while less than half of the lease is left.
-    pub(in crate::session) fn is_overdue(&self, now: Instant) -> bool {
-        self.failing && self.left(now) < self.lease.length / 2
     }
 
     fn left(&self, now: Instant) -> Duration {
@@ -104,7 +114,7 @@ impl Upkeep {
         }
         self.deadline = deadline;
         self.under_way = None;
-        self.renew_at = self.lease.next_renewal(sent);
+        self.plan(self.lease.next_renewal(sent));
         self.failing = false;
     }
 
@@ -138,7 +148,7 @@ impl Upkeep {
         self.deadline = self.deadline.checked_sub(by).unwrap_or(now);
         if self.lease.interval.is_some() {
             self.failing = true;
-            self.renew_at = Some(now);
+            self.plan(Some(now));
         }
     }
 
