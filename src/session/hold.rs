@@ -493,16 +493,6 @@ impl Hold {
         state.lost = Some(reason);
     }
 
-    /// Returns the lease that another task takes over, unless that is in doubt or longer than that of the grant, or the
-    /// release does not free the lock or not leave the document.
-    fn inherited_lease(&self, state: &HoldState) -> Option<RemainingLease> {
-        let is_plain = state.kept.is_none() && state.deleting == 0 && !state.detaching;
-        let upkeep = self.upkeep();
-        upkeep
-            .certain_lease()
-            .filter(|_| is_plain && upkeep.lease == self.lease)
-    }
-
     /// Returns its lease and renewals. Where both are locked, the state is first.
     pub(crate) fn upkeep(&self) -> MutexGuard<'_, Upkeep> {
         #[cfg(test)]
@@ -607,14 +597,17 @@ impl waitlist::Hold for Hold {
         let state = self.state();
         let whole = u64::try_from(self.used.1).is_ok_and(|capacity| capacity == state.permits);
         let released = state.lost == Some(LostReason::Released);
-        self.inherited_lease(&state).filter(|_| whole && released)
+        self.upkeep()
+            .released_lease()
+            .filter(|_| whole && released && state.is_plain())
     }
 
     /// The hold is not held too long either.
     fn shared_lease(&self) -> Option<RemainingLease> {
         self.look().ok().filter(|_| !self.is_held_too_long())?;
         let state = self.state();
-        self.inherited_lease(&state).filter(|_| state.lost.is_none())
+        let goes_on = state.lost.is_none() && state.is_plain();
+        self.upkeep().released_lease().filter(|_| goes_on)
     }
 
     fn left_as(&self) -> LeftAs {
@@ -628,15 +621,20 @@ impl waitlist::Hold for Hold {
             // Nobody has lost anything with it.
             _ if self.is_idle => LeftAs::Free,
             // Not its own time is over, but that of its reader.
-            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.over_at < Some(self.deadline()) => {
-                LeftAs::Free
-            }
+            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.over_at < Some(self.deadline()) => LeftAs::Free,
             // Its time ends earlier here than at the server, and somebody else may have renewed it.
             (Some(LostReason::Expired | LostReason::Elapsed), _) => kept(KeptUntil::Expiry),
             (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
             // Released, or its entry is gone from the document already.
             _ => LeftAs::Free,
         }
+    }
+}
+
+impl HoldState {
+    /// Whether the release frees the lock and leaves the document.
+    fn is_plain(&self) -> bool {
+        self.kept.is_none() && self.deleting == 0 && !self.detaching
     }
 }
 

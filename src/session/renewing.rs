@@ -7,8 +7,8 @@
 //! longer than the lease. It is repeated beside itself when a sixth of the time is over that its holds have left. Then
 //! its holds go out in as many commands as there may be at once, as a single document can be the one that hangs: one
 //! that a transaction has written, about which the server says nothing until the transaction ends. So it costs the
-//! others one round, and after two or three it is alone. The elements of a document stay together. A failed renewal is not
-//! a loss; the deadline is.
+//! others one round, and after two or three it is alone. The elements of a document stay together. The same is done with
+//! holds whose documents the server refuses to write. A failed renewal is not a loss; the deadline is.
 
 use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 

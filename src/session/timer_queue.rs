@@ -69,7 +69,7 @@ impl<T: Clone + Hash + Ord> TimerQueue<T> {
 pub(super) enum Due {
     /// A renewal of a hold that is well.
     Usual,
-    /// One apart from those: the last one was not answered, or a transaction of the user's holds it up.
+    /// One apart from those: the last one was not answered or was refused, or a transaction of the user's holds it up.
     Apart,
     /// The hold is over unless it is renewed, or it is held too long.
     Attention,
@@ -241,10 +241,11 @@ mod tests {
         hold.upkeep().failed(now, true, now);
         timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Usual]);
-        hold.upkeep().acknowledged(now + LEASE + seconds(1), now - seconds(6));
         assert!(hold.upkeep().refused(Instant::now()));
         assert!(!hold.upkeep().refused(Instant::now()));
-        hold.upkeep().acknowledged(now + LEASE + seconds(2), now - seconds(6));
+        timers.update(&hold);
+        assert_eq!(turns(&timers), [Due::Apart]);
+        hold.upkeep().acknowledged(now + LEASE + seconds(1), now - seconds(6));
         timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Usual]);
         hold.upkeep().guarded_at = Some(now);
@@ -257,7 +258,7 @@ mod tests {
         assert_eq!(due(&timers, late), [Due::Usual]);
         assert_eq!([now, late].map(|by| timers.due(Due::Overdue, by).count()), [0, 1]);
         assert!(timers.take(Due::Attention, late).is_empty());
-        let over = now + LEASE + seconds(2);
+        let over = now + LEASE + seconds(1);
         assert_eq!(timers.take(Due::Attention, over).len(), 1);
         assert!(timers.take(Due::Attention, over).is_empty());
         timers.gone(&hold);

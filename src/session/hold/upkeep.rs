@@ -22,6 +22,8 @@ pub(crate) struct Upkeep {
     deadline: Instant,
     /// `None`: nobody renews it.
     pub(super) renew_at: Option<Instant>,
+    /// Whether its lease is longer than that of the grant.
+    lengthened: bool,
     /// Whether the document may show that no task has it, or that its task waits, for itself or for the hold before it:
     /// each further renewal shows whether that is so.
     pub(in crate::session) is_shown: bool,
@@ -29,7 +31,9 @@ pub(crate) struct Upkeep {
     pub(super) overdue_at: Option<Instant>,
     /// When the last renewal was sent, while it is not answered.
     under_way: Option<Instant>,
-    /// Whether the last renewal failed, was refused or has not been answered in time.
+    /// Whether the server refused the last renewal.
+    refused: bool,
+    /// Whether the last renewal failed or has not been answered in time.
     pub(super) failing: bool,
     /// When the hold was made part of a transaction that may not have ended yet: as long as that is open, renewals are not
     /// answered.
@@ -42,9 +46,11 @@ impl Upkeep {
             lease: grant.lease,
             deadline: grant.deadline,
             renew_at: None,
+            lengthened: false,
             is_shown: false,
             overdue_at: None,
             under_way: None,
+            refused: false,
             failing: false,
             guarded_at: None,
         };
@@ -62,10 +68,10 @@ impl Upkeep {
         });
     }
 
-    /// Notes that renewals give more time from now on.
+    /// Notes that renewals give more time from now on. No other task inherits such a lease.
     pub(in crate::session) fn lengthen(&mut self, lease: Lease) {
         if lease.length > self.lease.length {
-            self.lease = lease;
+            (self.lease, self.lengthened) = (lease, true);
         }
     }
 
@@ -75,13 +81,15 @@ impl Upkeep {
 
     /// Whether a renewal goes apart from those of holds that are well.
     pub(super) fn goes_apart(&self) -> bool {
-        self.under_way.is_some() || self.guarded_at.is_some()
+        self.under_way.is_some() || self.refused || self.guarded_at.is_some()
     }
 
-    /// Returns what is left of the lease, unless it is in doubt: something about it has failed or is on its way, or a
-    /// transaction hangs on it.
-    pub(super) fn certain_lease(&self) -> Option<RemainingLease> {
-        let renew_at = self.renew_at.filter(|_| !self.failing && !self.goes_apart())?;
+    /// Returns the lease that another task takes over, unless it is in doubt: something about it has failed or is on
+    /// its way, or a transaction hangs on it.
+    pub(super) fn released_lease(&self) -> Option<RemainingLease> {
+        let is_certain = !self.failing && !self.refused && self.under_way.is_none() && self.guarded_at.is_none();
+        let is_certain = is_certain && !self.lengthened;
+        let renew_at = self.renew_at.filter(|_| is_certain)?;
         let deadline = self.deadline;
         Some(RemainingLease { deadline, renew_at })
     }
@@ -113,7 +121,7 @@ impl Upkeep {
             return;
         }
         self.deadline = deadline;
-        self.under_way = None;
+        (self.under_way, self.refused) = (None, false);
         self.plan(self.lease.next_renewal(sent));
         self.failing = false;
     }
@@ -130,16 +138,18 @@ impl Upkeep {
         self.renew_at = Some(renew_at.min(now + self.pause(now).min(LONGEST_PAUSE)));
     }
 
-    /// Notes that the server refused to renew the hold, which is tried again halfway to the deadline. Returns whether none
-    /// failed before it.
+    /// Notes that the server refused to renew the hold, which is tried again halfway to the deadline. Returns whether that
+    /// is new.
     pub(in crate::session) fn refused(&mut self, now: Instant) -> bool {
         // As above.
         if self.renew_at.is_none() {
             return false;
         }
-        self.under_way = None;
+        self.failing = true;
+        // A refusal is reported by itself.
+        (self.under_way, self.overdue_at) = (None, None);
         self.renew_at = Some(now + (self.left(now) / 2).max(FIRST_PAUSE));
-        !std::mem::replace(&mut self.failing, true)
+        !std::mem::replace(&mut self.refused, true)
     }
 
     /// Brings the deadline forward by as much as the server's clock was set ahead, and has the hold renewed at once by that
