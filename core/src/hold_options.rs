@@ -37,6 +37,8 @@ pub struct Lease {
     pub claim: Duration,
     /// Pause between two renewals; `None`: nobody renews it.
     pub interval: Option<Duration>,
+    /// Time left below which a renewal does not wait for its turn.
+    pub urgent_below: Duration,
     /// The time after the grant before which the lock does not open: no longer than `length`.
     pub at_least: Duration,
     pub limits: Limits,
@@ -106,6 +108,8 @@ impl Terms {
             length,
             claim: config.claim_lease().min(length),
             interval: (!self.fixed).then(|| self.interval(config)),
+            // A hold with a short lease does not wait behind holds with a long one.
+            urgent_below: length.max(config.lease) / 2,
             at_least: self.at_least,
             limits: self.limits.or(if self.unlimited {
                 Limits::default()

@@ -308,6 +308,39 @@ mod tests {
         }
     }
 
+    /// Where little of the lease is left when a renewal is due, it yields to nobody.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_that_are_due_late_in_the_lease_do_not_yield() {
+        const COUNT: usize = 520;
+        let settings = Config {
+            lease: LEASE,
+            renewal_interval: Some(LEASE * 3 / 5),
+            ..Config::default()
+        };
+        let (link, session) = fixtures::client(&memory(), ONE, settings);
+        let locks = LockClient::new(session);
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        let _burden = link.burden(Duration::from_millis(5), Duration::from_micros(100));
+        sleep(LEASE / 2).await;
+        let acquiring: Vec<_> = (0..12).map(|task| acquire_on_and_on(&locks, task)).collect();
+        // One renewal of each falls into it.
+        sleep(LEASE / 5).await;
+        acquiring.iter().for_each(|task| task.abort());
+        sleep(LEASE * 2 / 5).await;
+        let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
+        assert_eq!(lost, 0);
+    }
+
+    fn acquire_on_and_on(locks: &LockClient, task: usize) -> tokio::task::JoinHandle<()> {
+        let mutex = locks.mutex(format!("beside {task}"));
+        tokio::spawn(async move {
+            loop {
+                mutex.acquire().await.unwrap().release().await.unwrap();
+            }
+        })
+    }
+
     /// Between renewals no code looks at the held locks, even while others come and go.
     #[tokio::test(start_paused = true)]
     async fn an_acquire_costs_no_look_at_what_is_held_beside_it() {

@@ -415,27 +415,30 @@ impl Hold {
     /// Returns when it wants to be renewed next, if at all.
     #[cfg(test)]
     pub(crate) fn renew_at(&self) -> Option<Instant> {
-        self.upkeep().renew_at
+        self.upkeep().renew_at()
     }
 
     /// Returns when each [thing](super::timer_queue::Due) is due for it.
-    pub(super) fn schedule(&self) -> [Option<Instant>; 4] {
+    pub(super) fn schedule(&self) -> [Option<Instant>; 5] {
         let (state, upkeep) = (self.state(), self.upkeep());
         match state.lost {
             // The release sees to the rest.
-            Some(LostReason::Released) => return [None; 4],
-            Some(_) => return [None, None, state.over_at, None],
+            Some(LostReason::Released) => return [None; 5],
+            Some(_) => return [None, None, None, state.over_at, None],
             None => {}
         }
         let report_at = self.reported_from().filter(|_| !state.reported_too_long);
         let times = report_at.into_iter().chain(self.limit());
         let attend_at = times.chain([upkeep.deadline()]).min();
         // A task loses nothing with an idle hold.
-        let overdue_at = upkeep.overdue_at.filter(|_| !self.is_idle);
-        match upkeep.goes_apart() {
-            true => [None, upkeep.renew_at, attend_at, overdue_at],
-            false => [upkeep.renew_at, None, attend_at, overdue_at],
+        let overdue_at = upkeep.overdue_at().filter(|_| !self.is_idle);
+        let renew_at = upkeep.renew_at();
+        if upkeep.goes_apart() {
+            return [None, None, renew_at, attend_at, overdue_at];
         }
+        // One that is due may wait behind others which are not urgent.
+        let urgent_at = renew_at.map(|at| at.max(upkeep.urgent_at()));
+        [renew_at, urgent_at, None, attend_at, overdue_at]
     }
 
     /// Returns when the hold is over unless it is renewed, or why it is over: as soon as its deadline or its limit has

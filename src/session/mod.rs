@@ -159,7 +159,7 @@ struct Table {
     last_verified: u64,
     /// Had by the renewals that are awaited, by their turns: those that had another sent beside them have it no more, nor
     /// those whose tasks are gone.
-    awaited: [Arc<()>; 2],
+    awaited: [Arc<()>; 3],
     /// When it was reported that renewals are overdue, until they are not any more.
     overdue_since: Option<Instant>,
     /// The reason for which the last renewal failed.

@@ -1,7 +1,9 @@
 //! The renewal of holds: which go together and when, their command, and what follows from the answer.
 //!
-//! Holds that are due at about the same time go together, in commands of up to a thousand, of which few are on their way
-//! at once: a client with very many locks leaves the server to others, and makes an overloaded one no slower.
+//! Holds that are due at about the same time go together, in commands of up to a thousand, one command after the other:
+//! a client with very many locks keeps one connection busy, and leaves the server to others. A hold with less than half
+//! of its lease left does not wait for its turn, but goes beside, in one of a few commands: all of them at once would make
+//! an overloaded server slower still.
 //!
 //! A renewal without an answer does not hold up the next, as a connection to a frozen or vanished server can hang for
 //! longer than the lease. It is repeated beside itself when a sixth of the time is over that its holds have left. Then
@@ -32,9 +34,9 @@ use crate::{
 /// the holds of one that was not answered.
 const AT_ONCE: usize = 32;
 
-/// Maximum number of renewals at once of holds that are [well](Due::Usual): one alone could hang, and those of more than
-/// four thousand holds are sooner done one after the other.
-const USUAL_AT_ONCE: usize = 4;
+/// Maximum number of [urgent](Due::Urgent) renewals at once: one alone could hang, and those of more than four thousand
+/// holds are sooner done one after the other.
+const URGENT_AT_ONCE: usize = 4;
 
 /// The holds that one command renews.
 struct Batch {
@@ -56,7 +58,7 @@ impl Table {
     }
 
     fn has_room(&self, turn: Due) -> bool {
-        Arc::strong_count(&self.awaited[turn as usize]) <= [USUAL_AT_ONCE, AT_ONCE][turn as usize]
+        Arc::strong_count(&self.awaited[turn as usize]) <= [1, URGENT_AT_ONCE, AT_ONCE][turn as usize]
     }
 
     /// Returns the next renewal for which there is room, and marks its holds as being renewed.
@@ -66,8 +68,9 @@ impl Table {
                 continue;
             }
             let holds = match turn {
+                Due::Usual => self.take_usual(now),
                 Due::Apart => self.take_apart(apart_together, elements, now),
-                _ => self.take_usual(now),
+                _ => self.timers.take(turn, now),
             };
             if !holds.is_empty() {
                 return Some(self.batch(holds, turn, now));
@@ -438,23 +441,29 @@ mod tests {
         assert_eq!(sent.len(), AT_ONCE + 10);
     }
 
+    /// Whether they came to be late while they waited, or have been so before.
     #[tokio::test(start_paused = true)]
-    async fn the_renewals_of_very_many_holds_do_not_go_out_all_at_once() {
+    async fn renewals_that_are_late_do_not_go_out_all_at_once() {
+        let second = Duration::from_secs(1);
         let session = session();
         let begun = Instant::now();
-        for number in 0..(USUAL_AT_ONCE + 3) * AT_A_TIME {
-            let grant = grant(begun + Duration::from_secs(20), begun);
-            let hold = Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant));
-            session.table().timers.came(&hold);
+        for (left, count) in [(10, 5 * AT_A_TIME), (20, 3 * AT_A_TIME)] {
+            for number in 0..count {
+                let grant = grant(begun + left * second, begun);
+                let hold = Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant));
+                session.table().timers.came(&hold);
+            }
         }
+        // Nothing else runs meanwhile.
+        tokio::time::advance(6 * second).await;
         let next = || session.table().next_batch(0, None, Instant::now());
         let mut batches: Vec<Batch> = std::iter::from_fn(next).collect();
-        assert_eq!(batches.len(), USUAL_AT_ONCE);
+        assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
         for _ in 0..3 {
             drop(batches.remove(0));
             batches.extend(next());
         }
-        assert_eq!(batches.len(), USUAL_AT_ONCE);
+        assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
         drop(batches);
         assert!(next().is_none(), "all have gone out");
     }

@@ -64,12 +64,16 @@ impl<T: Clone + Hash + Ord> TimerQueue<T> {
     }
 }
 
-/// What is due for a hold: attention, or a renewal, by the way in which it goes out.
+/// What is due for a hold: attention, or a renewal, by the way in which it goes out. One that is well has its turn as
+/// usual, and if that does not come in time, as an urgent one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// A renewal of a hold that is well.
+    /// A renewal after the usual one that is on its way.
     Usual,
-    /// One apart from those: the last one was not answered or was refused, or a transaction of the user's holds it up.
+    /// One beside others: there is too little time left to wait.
+    Urgent,
+    /// One beside others, and apart from those that are well: the last one was not answered or was refused, or a
+    /// transaction of the user's holds it up.
     Apart,
     /// The hold is over unless it is renewed, or it is held too long.
     Attention,
@@ -79,7 +83,7 @@ pub(super) enum Due {
 
 impl Due {
     /// The renewals.
-    pub(super) const RENEWALS: [Self; 2] = [Self::Usual, Self::Apart];
+    pub(super) const RENEWALS: [Self; 3] = [Self::Urgent, Self::Usual, Self::Apart];
 }
 
 /// All timers of a session, with the holds that they are for.
@@ -88,7 +92,7 @@ pub(super) struct Timers {
     /// Names whose lines want to be asked for an operation.
     lines: TimerQueue<Arc<str>>,
     /// The numbers of holds, by what is due.
-    due: [TimerQueue<u64>; 4],
+    due: [TimerQueue<u64>; 5],
     /// By their numbers, which rise: the oldest first.
     holds: BTreeMap<u64, Arc<Hold>>,
 }
@@ -234,20 +238,20 @@ mod tests {
             Due::RENEWALS.into_iter().filter(is_due).collect::<Vec<_>>()
         };
         let turns = |timers: &Timers| due(timers, now + LEASE);
-        assert_eq!(turns(&timers), [Due::Usual]);
+        assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         hold.upkeep().sent(now, now);
         timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Apart]);
         hold.upkeep().failed(now, true, now);
         timers.update(&hold);
-        assert_eq!(turns(&timers), [Due::Usual]);
+        assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         assert!(hold.upkeep().refused(Instant::now()));
         assert!(!hold.upkeep().refused(Instant::now()));
         timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Apart]);
         hold.upkeep().acknowledged(now + LEASE + seconds(1), now - seconds(6));
         timers.update(&hold);
-        assert_eq!(turns(&timers), [Due::Usual]);
+        assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         hold.upkeep().guarded_at = Some(now);
         timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Apart]);
@@ -255,7 +259,7 @@ mod tests {
         timers.update(&hold);
         // Most of its lease is over.
         let late = now + seconds(20);
-        assert_eq!(due(&timers, late), [Due::Usual]);
+        assert_eq!(due(&timers, late), [Due::Urgent, Due::Usual]);
         assert_eq!([now, late].map(|by| timers.due(Due::Overdue, by).count()), [0, 1]);
         assert!(timers.take(Due::Attention, late).is_empty());
         let over = now + LEASE + seconds(1);

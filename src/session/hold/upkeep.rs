@@ -21,14 +21,14 @@ pub(crate) struct Upkeep {
     pub(in crate::session) lease: Lease,
     deadline: Instant,
     /// `None`: nobody renews it.
-    pub(super) renew_at: Option<Instant>,
+    renew_at: Option<Instant>,
     /// Whether its lease is longer than that of the grant.
     lengthened: bool,
     /// Whether the document may show that no task has it, or that its task waits, for itself or for the hold before it:
     /// each further renewal shows whether that is so.
     pub(in crate::session) is_shown: bool,
     /// When its renewal is overdue, unless one is acknowledged before.
-    pub(super) overdue_at: Option<Instant>,
+    overdue_at: Option<Instant>,
     /// When the last renewal was sent, while it is not answered.
     under_way: Option<Instant>,
     /// Whether the server refused the last renewal.
@@ -79,9 +79,23 @@ impl Upkeep {
         self.deadline
     }
 
+    pub(super) fn renew_at(&self) -> Option<Instant> {
+        self.renew_at
+    }
+
+    pub(super) fn overdue_at(&self) -> Option<Instant> {
+        self.overdue_at
+    }
+
     /// Whether a renewal goes apart from those of holds that are well.
     pub(super) fn goes_apart(&self) -> bool {
         self.under_way.is_some() || self.refused || self.guarded_at.is_some()
+    }
+
+    /// Returns from when on a renewal does not wait for its turn.
+    pub(super) fn urgent_at(&self) -> Instant {
+        let deadline = self.deadline();
+        deadline.checked_sub(self.lease.urgent_below).unwrap_or(deadline)
     }
 
     /// Returns the lease that another task takes over, unless it is in doubt: something about it has failed or is on
