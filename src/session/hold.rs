@@ -624,7 +624,9 @@ impl waitlist::Hold for Hold {
             // Nobody has lost anything with it.
             _ if self.is_idle => LeftAs::Free,
             // Not its own time is over, but that of its reader.
-            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.over_at < Some(self.deadline()) => LeftAs::Free,
+            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.over_at < Some(self.deadline()) => {
+                LeftAs::Free
+            }
             // Its time ends earlier here than at the server, and somebody else may have renewed it.
             (Some(LostReason::Expired | LostReason::Elapsed), _) => kept(KeptUntil::Expiry),
             (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
