@@ -882,9 +882,15 @@ async fn slow_claims(name: &str, timeout: Duration, from_the_beginning: bool) ->
 /// One after the other finds a document, so there are others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_whose_turn_did_not_come_is_not_told_that_nothing_was_free() {
-    let failed = slow_claims("claim_turns", Duration::from_secs(2), false).await;
-    let is_untrue = |told: &String| told.contains("none that matches was free");
-    assert!(!failed.is_empty() && !failed.iter().any(is_untrue), "{failed:?}");
+    for seconds in 2.. {
+        let failed = slow_claims("claim_turns", Duration::from_secs(seconds), false).await;
+        let is_untrue = |told: &String| told.contains("none that matches was free");
+        // On a busy machine, none may have looked since they were inserted.
+        if failed.len() < 40 {
+            assert!(!failed.is_empty() && !failed.iter().any(is_untrue), "{failed:?}");
+            break;
+        }
+    }
 }
 
 /// Few are sent at once, and those are answered.
