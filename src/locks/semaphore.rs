@@ -140,7 +140,7 @@ impl<W: World> Semaphore<W> {
     ///
     /// It is in force at once, for all clients. If it is larger, waiters get permits in the same write. If it is
     /// smaller, holders keep theirs, and nobody gets one until fewer are held, but from another task of the same client:
-    /// that [hands on](crate::guide::guarantees#inside-a-process) what it holds by the old number until the news
+    /// that [hands on](crate::guarantees#inside-a-process) what it holds by the old number until the news
     /// arrives. Waiters for more permits than that fail with
     /// [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch). While nobody holds the semaphore the
     /// number stays for a year from now, and the name can't be used as another kind of lock.
