@@ -348,8 +348,9 @@ pub enum HoldError {
     /// handle, the lock is still held, up to its present deadline.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// A release could not be confirmed: the server refused, or could not be reached for the time of a lease. The lock
-    /// is given up all the same, and its lease limits how long it stays taken.
+    /// A release could not be confirmed: the server refused, or could not be reached for the time of a lease; or its
+    /// answer was lost, and a later holder was put out by an operator, after which the lock does not show how this hold
+    /// ended. The lock is given up all the same, and its lease limits how long it stays taken.
     #[error("the release of `{}` was not confirmed: {error}", shown_in_a_line(name))]
     #[non_exhaustive]
     Unconfirmed {
