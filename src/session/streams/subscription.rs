@@ -24,8 +24,8 @@ use crate::{
 /// overdue by half a second is dropped. This is the back-stop of `failover_detector`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
 
-/// Time after which the first attempt to open a stream is given up: it can hang on a server that is gone, although
-/// another stands already.
+/// Time after which the first attempt to open a stream, after none or one that was open, is given up: it can hang on a
+/// server that is gone, although another stands already. Until then the consumer takes a stream that was open for open.
 const OPENED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Pause before the next try where the server has no change streams or does not permit them: both can change.
@@ -58,6 +58,9 @@ pub(in crate::session) struct Subscription {
     /// The pauses between openings. The first opening, and the first after a stream that has earned it, come without
     /// one.
     backoff: Backoff,
+    /// Attempts that failed since a stream was open last: at a slow server, and while the members of a replica set look
+    /// for each other, every attempt takes long.
+    failures: u32,
     phase: Phase,
 }
 
@@ -88,6 +91,7 @@ impl Subscription {
             open,
             resume: None,
             backoff: Backoff::default(),
+            failures: 0,
             phase: Phase::Paused(Instant::now()),
         }
     }
@@ -143,14 +147,13 @@ impl Subscription {
                 Phase::Paused(until) => {
                     sleep_until(*until).await;
                     let attempt = detached(&Handle::current(), (self.open)(self.resume.clone()));
-                    // At a slow server, and while the members of a replica set look for each other, every attempt takes
-                    // long.
-                    let patience = OPENED_WITHIN * (self.backoff.failures() + 1).min(16);
-                    let until = Instant::now() + patience;
+                    let until = Instant::now() + OPENED_WITHIN * (self.failures.min(15) + 1);
                     self.phase = Phase::Opening { attempt, until };
                 }
                 Phase::Opening { attempt, until } => {
-                    return match timeout_at(*until, attempt).await {
+                    let opened = timeout_at(*until, attempt).await;
+                    self.failures = self.failures.saturating_add(1);
+                    return match opened {
                         Ok(Ok(Ok((stream, watched)))) => self.opened(stream, watched),
                         Ok(Ok(Err(error))) => self.failed(&error),
                         Ok(Err(_)) | Err(_) => self.pause(PollingReason::Interrupted),
@@ -184,6 +187,7 @@ impl Subscription {
 
     fn opened(&mut self, stream: Stream, watched: Watched) -> News {
         telemetry::stream_opened();
+        self.failures = 0;
         self.phase = Phase::Open {
             stream,
             since: Instant::now(),
@@ -382,6 +386,25 @@ mod tests {
         // Each has two seconds more than the one before, with pauses of 0, 50, 100 and 200 ms.
         assert_eq!(given_up, [2_000, 6_000, 12_050, 20_150, 30_350]);
         opened(&mut subscription).await;
+    }
+
+    /// Nobody polls or reads meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_opened_anew_and_hangs_is_told_soon_however_often_it_failed_before() {
+        let server = Server::new(vec![UNREACHABLE; 12]);
+        let mut subscription = server.subscribe();
+        for _ in 0..12 {
+            closed(&mut subscription).await;
+        }
+        opened(&mut subscription).await;
+        for term in [1, 2] {
+            subscription.heed(Some((Instant::now(), Elected::from([term; 12]))));
+        }
+        server.answers.lock().unwrap().push(SILENCE);
+        let begun = Instant::now();
+        closed(&mut subscription).await;
+        // The pause is that of a stream that lived for no time.
+        assert_eq!(begun.elapsed(), LONGEST_PAUSE + OPENED_WITHIN);
     }
 
     #[tokio::test(start_paused = true)]
