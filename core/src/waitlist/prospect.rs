@@ -275,8 +275,8 @@ mod tests {
         assert!(ahead(3, 3_600_000).comes_near(None, 4));
         // Further back, where holds are short; and where they are long.
         assert!(ahead(50, 10).comes_near(None, 4));
-        assert!(ahead(7, 499).comes_near(None, 4) && !ahead(7, 500).comes_near(None, 4));
-        assert!(!ahead(4, 2_000).comes_near(None, 4) && !ahead(200, 60_000).comes_near(None, 4));
+        assert!(ahead(7, 624).comes_near(None, 4) && !ahead(7, 625).comes_near(None, 4));
+        assert!(!ahead(4, 2_500).comes_near(None, 4) && !ahead(200, 60_000).comes_near(None, 4));
         // Nobody holds it.
         let free = Prospect {
             served_at: None,
