@@ -68,7 +68,10 @@ impl<H: Hold> Step<'_, H> {
         let pause = confirmation(state, position, &lease, context);
         // A task behind an upgrade has a lease of its own, or has found no room and finds it by the same question.
         let behind = list.waiting.get(list.place()).filter(|behind| behind.is_queued());
-        let pause = behind.map_or(pause, |behind| pause.min(behind.lease.length / 2));
+        let pause = behind.map_or(pause, |behind| {
+            let entry = state.queue.iter().find(|entry| entry.id == behind.entry);
+            pause.min(until_half(entry, behind.lease.length, context))
+        });
         let pause = if list.is_full { pause.min(LONGEST_PAUSE) } else { pause };
         let first_end = state.holders.iter().chain(before).map(|entry| entry.until).min();
         let expires = first_end.and_then(|end| asks_after(end, position, context));
@@ -100,15 +103,22 @@ fn asks_after(end: ServerTime, position: usize, context: &Context<'_>) -> Option
     Some(at.max(context.now + PROMPT))
 }
 
-/// Returns the pause before a queue position is confirmed: also the back-stop if an event is lost, so it is no longer for
-/// a long lease.
+/// Returns the pause until half of the lease of an entry in the queue is left. It is also the back-stop if an event is
+/// lost, so it is no longer for a long lease.
+fn until_half(entry: Option<&Entry>, lease: Duration, context: &Context<'_>) -> Duration {
+    let routine = lease.min(context.config.lease) / 2;
+    // An answer refreshes no entry that has much of its lease left, and a slow one comes when part of that is gone.
+    let end = entry.and_then(|entry| context.clock.until(entry.until));
+    end.map_or(routine, |(_, end)| {
+        let left = end.saturating_duration_since(context.now);
+        left.saturating_sub(lease / 2).max(PROMPT).min(routine)
+    })
+}
+
+/// Returns the pause before a queue position is confirmed.
 fn confirmation(state: &State, position: usize, lease: &Lease, context: &Context<'_>) -> Duration {
     let config = context.config;
-    let routine = lease.length.min(config.lease) / 2;
-    // By half of what is left of the entry: where the answer was slow, part of that is gone already.
-    let end = context.clock.until(state.queue[position].until).map(|(_, end)| end);
-    let left = end.map(|end| end.saturating_duration_since(context.now) / 2);
-    let pause = left.map_or(routine, |left| left.max(PROMPT).min(routine));
+    let pause = until_half(state.queue.get(position), lease.length, context);
     // If the first in line is granted the lock and is dead, no event shows it. So the next must notice when the claim
     // lease of the first ends; this serves those further back too.
     match &state.queue[..position] {
@@ -230,9 +240,9 @@ mod tests {
                 let ask_at = waitlist.ask_at.expect("it is in the queue");
                 (ask_at - context.now).as_millis()
             };
-            // After half of what is left of its entry; not at once, even if nothing is left.
-            let alone = [30_000, 60, 40, 0].map(|left| asks(0, 5_000, left));
-            assert_eq!(alone, [15_000, 30, 20, 20]);
+            // When half of its lease is left, also where the answer did not refresh it; not at once, even if less is.
+            let alone = [30_000, 20_100, 15_030, 15_010, 0].map(|left| asks(0, 5_000, left));
+            assert_eq!(alone, [15_000, 5_100, 30, 20, 20]);
             // No more often than the longest pause of whoever polls.
             let second = [5_000, 501, 499].map(|claim| asks(1, claim, 30_000));
             assert_eq!(second, [5_000, 501, 500]);
