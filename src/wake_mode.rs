@@ -11,7 +11,7 @@ pub use watchlock_core::wake_source::{HoldWatch, WakeSource};
 #[non_exhaustive]
 pub enum WakeMode {
     /// A change stream wakes the first waiters at once, and notifies holders of a loss. A waiter further back checks
-    /// its queue position every 2.5 s, and opens the stream when its turn comes near.
+    /// its queue position every 2 s, and opens the stream when its turn comes near.
     ChangeStream,
     /// The same for waiters. Holders read their locks four times a second, or as
     /// [`hold_watch`](crate::LockClientBuilder::hold_watch) says: the streams of all that hold would cost the server more

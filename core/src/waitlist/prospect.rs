@@ -19,8 +19,8 @@ use crate::{
     protocol::{Entry, ServerTime, State},
 };
 
-/// Pause between two questions of a head that does without the stream: how late it may be served if its turn comes before
-/// it asks again. A head whose turn may come sooner needs the stream.
+/// Longest pause between two questions of a head that does without the stream: how late it may be served if its turn comes
+/// before it asks again. A head whose turn may come sooner needs the stream.
 const ASK_EVERY: Duration = Duration::from_millis(2_500);
 
 /// A head's knowledge of the queue, from one sight of it to the next.
@@ -141,8 +141,8 @@ impl<H: Hold> Waitlist<H> {
             StreamState::Opening | StreamState::Unavailable => false,
         };
         Some(if may_do_without {
-            // One that is served out of turn has a claim lease to notice.
-            ASK_EVERY.min(head.lease.claim / 2)
+            // One that is served out of turn has as long to take up its grant as it takes to notice, at least.
+            ASK_EVERY.min(context.config.usable(head.lease.claim) / 2)
         } else {
             // By the pace of the lock where that is known, and never longer than where it is not; and a grant must be
             // noticed while its claim lease runs.
@@ -321,7 +321,7 @@ mod tests {
             };
             // Its turn is four holds of a second away.
             let far = || ahead(7, 1_000);
-            assert_eq!(asks(StreamState::OnDemand, far()), Some(2_500));
+            assert_eq!(asks(StreamState::OnDemand, far()), Some(1_997));
             // The stream is open for others: beyond a number of heads that ask, one stream costs less.
             assert_eq!(asks(StreamState::Open, far()), None);
             // Who polls does so after 10 ms for itself and for each waiter ahead, by the pace of the lock at the most, and
@@ -330,8 +330,20 @@ mod tests {
             assert_eq!(asks(StreamState::OnDemand, ahead(3, 1_000)), Some(40));
             assert_eq!(asks(StreamState::Unavailable, ahead(4, 10)), Some(8));
             // Near the front only as the lock changes hands fast; and one of the next.
-            assert_eq!(asks(StreamState::Open, ahead(4, 10)), Some(2_500));
+            assert_eq!(asks(StreamState::Open, ahead(4, 10)), Some(1_997));
             assert_eq!(asks(StreamState::Open, ahead(3, 10)), None);
+            // It has half of the time for which a grant on its claim lease counts, however much the clocks may differ.
+            let claims = |millis: u64| {
+                let mut head = queued(1, MUTEX);
+                head.lease.claim = Duration::from_millis(millis);
+                let context = Context {
+                    stream: StreamState::OnDemand,
+                    ..*context
+                };
+                let pause = waitlist([head]).see_ahead(far(), &context);
+                pause.map(|pause| pause.as_millis())
+            };
+            assert_eq!([2_100, 20_000].map(claims), [Some(548), Some(2_500)]);
         });
     }
 }
