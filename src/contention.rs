@@ -36,9 +36,8 @@ pub struct Contention {
     /// The number of waiters that would have been served before us: 0 means that we were next. It counts the clients in
     /// the server's queue and, as a client has but one entry there, the tasks of this client that wait.
     pub waiting_before: usize,
-    /// Whether the server's queue was full, so that this client was not in it: one that finds it full asks every one to
-    /// five seconds until there is room. [`waiting_before`](Self::waiting_before) counts the waiters that certainly come
-    /// first.
+    /// Whether the server's queue was full, so that this client was not in it: one that finds it full asks every 2.5
+    /// seconds until there is room. [`waiting_before`](Self::waiting_before) counts the waiters that certainly come first.
     pub queue_full: bool,
     /// Whether this client itself was among the holders. A lock is re-entrant only on request: see
     /// [`Acquire::reentrant`](crate::Acquire::reentrant).

@@ -13,15 +13,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Hold, StreamState, Waiting, Waitlist, timing::poll_interval};
+use super::{
+    Context, Hold, StreamState, Waiting, Waitlist,
+    timing::{ASK_EVERY, poll_interval},
+};
 use crate::{
     config::Config,
     protocol::{Entry, ServerTime, State},
 };
-
-/// Longest pause between two questions of a head that does without the stream: how late it may be served if its turn comes
-/// before it asks again. A head whose turn may come sooner needs the stream.
-const ASK_EVERY: Duration = Duration::from_millis(2_500);
 
 /// A head's knowledge of the queue, from one sight of it to the next.
 #[derive(Clone, Debug, PartialEq)]

@@ -21,6 +21,11 @@ pub const SHORT_HOLD: Duration = Duration::from_millis(2);
 /// does a head ask sooner about a lease that ends.
 pub const PROMPT: Duration = Duration::from_millis(20);
 
+/// Longest pause between two questions of a head that does without the stream: how late it may be served if its turn comes
+/// before it asks again. A head whose turn may come sooner needs the stream. A head for which the queue has no room asks
+/// as often, however long it has waited, so none of a crowd has less of a chance than the others.
+pub(super) const ASK_EVERY: Duration = Duration::from_millis(2_500);
+
 impl<H: Hold> Waitlist<H> {
     /// Returns the latest instant at which [`next_operation`](Step::next_operation) wants to be called.
     pub fn due_at(&self) -> Option<Instant> {
@@ -72,24 +77,17 @@ impl<H: Hold> Step<'_, H> {
             let entry = state.queue.iter().find(|entry| entry.id == behind.entry);
             pause.min(until_half(entry, behind.lease.length, context))
         });
-        let pause = if list.is_full { pause.min(LONGEST_PAUSE) } else { pause };
+        let pause = if list.is_full { pause.min(ASK_EVERY) } else { pause };
         let first_end = state.holders.iter().chain(before).map(|entry| entry.until).min();
         let expires = first_end.and_then(|end| asks_after(end, position, context));
         let sees = list.see_ahead(prospect, context).map(|pause| context.now + pause);
         list.ask_at = [Some(context.now + pause), expires, sees].into_iter().flatten().min();
     }
 
-    /// Has the head, for which the queue has no room, ask again after a while: less often the longer it has waited, as all
-    /// of a crowd ask.
+    /// Has the head, for which the queue has no room, ask again after a while.
     pub(super) fn keep_out(&mut self) {
-        let (list, now) = (&mut *self.list, self.context.now);
-        let waited = list
-            .waiting
-            .front()
-            .map(|head| now.saturating_duration_since(head.since));
-        let pause = waited.unwrap_or_default() / 50;
-        list.is_full = true;
-        list.ask_at = Some(now + pause.clamp(LONGEST_PAUSE, 5 * LONGEST_PAUSE));
+        self.list.is_full = true;
+        self.list.ask_at = Some(self.context.now + ASK_EVERY);
     }
 }
 

@@ -50,6 +50,7 @@ mod tests {
         waitlist::{
             AcquireOptions, Context, Patience, Setback,
             fixtures::{self, MUTEX, NOW, PlainHold, READER, in_context, task, waiter},
+            timing::ASK_EVERY,
         },
     };
 
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_finds_the_queue_full_behind_an_upgrade_asks_again_after_a_second() {
+    async fn a_task_that_finds_the_queue_full_behind_an_upgrade_asks_again_after_a_while() {
         in_context(|context| {
             let context = &Context { room: 1, ..*context };
             let mut scene = Scene::new(context);
@@ -243,8 +244,8 @@ mod tests {
             let second = scene.join(wants(READER));
             assert_eq!(scene.send(AT_ONCE), [[first.clone(), second.clone()]]);
             assert_eq!(scene.queue(), [&first, "other-1"]);
-            assert_eq!(scene.due_in(), SECOND);
-            assert_eq!(scene.send(SECOND), [[first, second]]);
+            assert_eq!(scene.due_in(), ASK_EVERY);
+            assert_eq!(scene.send(ASK_EVERY), [[first, second]]);
         });
     }
 

@@ -59,26 +59,22 @@ async fn who_comes_after_one_that_was_kept_out_and_gave_up_is_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_kept_out_asks_less_and_less_often_and_writes_nothing() {
+async fn who_is_kept_out_asks_as_often_however_long_it_has_waited_and_writes_nothing() {
     let mut bench = crowded();
     for waiter in &mut bench.document.as_mut().unwrap().queue {
         waiter.until = waiter.until.plus_millis(3_600_000);
     }
     let (_, _outcome) = bench.join(true);
     bench.settle();
-    let (document, mut pauses) = (bench.document.clone(), Vec::new());
+    let document = bench.document.clone();
     while bench.started.elapsed() < 10 * MINUTE {
         let begun = Instant::now();
         bench.pass().await;
-        pauses.push(begun.elapsed().as_millis());
+        assert_eq!(begun.elapsed().as_millis(), 2_500);
         bench.settle();
         // The holder has no time to be over.
         bench.document.as_mut().unwrap().holders[0].until = bench.server_now().plus_millis(60_000);
     }
-    assert!(
-        pauses.is_sorted() && pauses[..50] == [1_000; 50] && pauses.ends_with(&[5_000; 50]),
-        "{pauses:?}"
-    );
     assert_eq!(bench.document.unwrap().queue, document.unwrap().queue);
 }
 
