@@ -624,7 +624,9 @@ impl waitlist::Hold for Hold {
             // Nobody has lost anything with it.
             _ if self.is_idle => LeftAs::Free,
             // Not its own time is over, but that of its reader.
-            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.over_at < Some(self.deadline()) => {
+            (Some(LostReason::Expired | LostReason::Elapsed), _)
+                if state.upgrades.is_some() && state.over_at < Some(self.deadline()) =>
+            {
                 LeftAs::Free
             }
             // Its time ends earlier here than at the server, and somebody else may have renewed it.
@@ -707,6 +709,20 @@ mod tests {
             assert_eq!(hold.lost_reason(), Some(reason));
             assert_eq!(hold.lost().await, reason);
             assert_eq!(hold.state().over_at, Some(began + held * second));
+        }
+    }
+
+    /// What the server denied before its time may still hold a lock that is kept taken, or be renewed by another.
+    #[tokio::test(start_paused = true)]
+    async fn only_a_writer_whose_reader_is_over_frees_its_entry_before_its_own_time() {
+        for upgrades in [true, false] {
+            let writer = hold();
+            if upgrades {
+                writer.note_upgraded(&Arc::new(hold()));
+            }
+            writer.lose(LostReason::Expired);
+            let is_free = matches!(waitlist::Hold::left_as(&writer), LeftAs::Free);
+            assert_eq!(is_free, upgrades);
         }
     }
 
