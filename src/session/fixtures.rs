@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use mongodb::{Client, bson::Document, options::ReadPreference};
+
 use super::Session;
 use crate::{
     config::Config,
     protocol::ServerTime,
-    store::{MemoryStore, Store},
+    store::{LockLayout, MemoryStore, MongoStore, Store, lock_layout::Paths},
     tests::simulated::Link,
     wake_mode::WakeMode,
 };
@@ -26,4 +28,15 @@ pub(super) fn client(memory: &Arc<MemoryStore>, id: &str, settings: Config) -> (
     let mode = WakeMode::of(settings.wake_source);
     let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
     (link, Session::of(id.to_owned(), config, store, None, mode))
+}
+
+/// Returns the store of a server that can't be reached, and a session that uses it.
+pub(super) async fn unreachable() -> (Arc<MongoStore>, Arc<Session>) {
+    let driver = Client::with_uri_str("mongodb://127.0.0.1:1").await.unwrap();
+    let collection = driver.database("x").collection::<Document>("x");
+    let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
+    let store = Arc::new(MongoStore::new(&collection, place, ReadPreference::Primary));
+    let config = Config::default();
+    let session = Session::new(config, Store::Mongo(store.clone()), None, WakeMode::ChangeStream);
+    (store, session)
 }

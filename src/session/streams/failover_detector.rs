@@ -5,14 +5,14 @@
 //! shows only after the await time. One that is no longer the primary may go on with the stream, and have no news for
 //! it.
 //!
-//! So the primary is asked which election it has won: once a stream was opened or has told news, and when a command has
-//! failed as its server is no longer the primary or broke the connection. A session whose waiters only wait has no
+//! So the primary is asked which election it has won: once a stream was opened, at once and a moment later; a moment
+//! after it has told news; and when a command has failed as its server is no longer the primary or broke the connection. A session whose waiters only wait has no
 //! command under way that could fail, and its stream falls silent if there was news just as the server went: a
 //! `getMore` that the server has already is answered with an error. The answer to a renewal names the election too, so
 //! a client that holds locks finds out by itself. A stream that was opened under another election is opened anew at the
 //! new primary. The old one may still serve it, as a secondary, so no closing is reported, and nobody polls meanwhile.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use tokio::time::{Instant, sleep};
 
@@ -37,6 +37,22 @@ impl Session {
         if self.store.is_remote() {
             self.primary_wanted.notify_one();
         }
+    }
+
+    /// Asks the primary which it is.
+    pub(super) fn ask_primary_at_once(self: &Arc<Self>) {
+        if !self.store.is_remote() {
+            return;
+        }
+        let (weak, store) = (Arc::downgrade(self), self.store.clone());
+        self.spawn(async move {
+            let asked = Instant::now();
+            let Ok(Some(elected)) = store.elected().await else {
+                return;
+            };
+            let Some(session) = weak.upgrade() else { return };
+            session.primary.send_if_modified(|known| note(known, asked, elected));
+        });
     }
 
     /// Notes how a command has failed, which may show a fail-over.
@@ -65,41 +81,21 @@ pub(super) async fn ask_for_primaries(weak: &Weak<Session>) -> Option<()> {
         // Its server may go just after the news. And at a primary that stands still, each question waits for as long as
         // the driver lets it.
         sleep(UNANSWERED).await;
-        let (weak, session) = (weak.clone(), weak.upgrade()?);
-        let store = session.store.clone();
-        session.spawn(async move {
-            let asked = Instant::now();
-            let Ok(Some(elected)) = store.elected().await else {
-                return;
-            };
-            let Some(session) = weak.upgrade() else { return };
-            session.primary.send_if_modified(|known| note(known, asked, elected));
-        });
+        weak.upgrade()?.ask_primary_at_once();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
-
-    use mongodb::{Client, bson::Document, options::ReadPreference};
+    use std::time::Duration;
 
     use super::*;
-    use crate::{
-        config::Config,
-        store::{LockLayout, MongoStore, Store, lock_layout::Paths},
-        wake_mode::WakeMode,
-    };
+    use crate::{config::Config, session::fixtures::unreachable, store::Store, wake_mode::WakeMode};
 
     /// Each waits for a connection, as long as the driver lets it, and keeps the next stream from nothing.
     #[tokio::test]
     async fn a_primary_that_does_not_answer_is_asked_once_in_a_while() {
-        let driver = Client::with_uri_str("mongodb://127.0.0.1:1").await.unwrap();
-        let collection = driver.database("x").collection::<Document>("x");
-        let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
-        let store = Arc::new(MongoStore::new(&collection, place, ReadPreference::Primary));
-        let config = Config::default();
-        let session = Session::new(config, Store::Mongo(store.clone()), None, WakeMode::ChangeStream);
+        let (store, session) = unreachable().await;
         session.start();
         // Each question that waits has the store.
         let before = Arc::strong_count(&store);

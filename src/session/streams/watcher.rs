@@ -119,6 +119,8 @@ impl Watching {
                 if is_gap || self.open.as_ref().is_none_or(|open| open.free != watched.free) {
                     session.note_freed(watched.free);
                 }
+                // An election before its answer would be taken for that of the stream.
+                session.ask_primary_at_once();
                 session.ask_for_primary();
                 self.open = Some(watched);
             }
@@ -311,7 +313,7 @@ mod tests {
     use crate::{
         client::LockClient,
         config::Config,
-        session::fixtures::{ONE, OTHER, client, memory},
+        session::fixtures::{ONE, OTHER, client, memory, unreachable},
         store::Store,
         wake_mode::WakeMode,
     };
@@ -331,6 +333,17 @@ mod tests {
             waiting.await.unwrap().unwrap().release().await.unwrap();
             sleep(LINGER - Duration::from_secs(1)).await;
         }
+    }
+
+    #[tokio::test]
+    async fn the_primary_of_a_stream_is_asked_for_as_soon_as_it_is_open() {
+        let (store, session) = unreachable().await;
+        let mut watching = Watching::new(&session);
+        let before = Arc::strong_count(&store);
+        let (watched, is_gap) = (Watched::default(), false);
+        watching.note(News::Opened { watched, is_gap }, &session);
+        // Each question that waits has the store.
+        assert_eq!(Arc::strong_count(&store), before + 1);
     }
 
     #[tokio::test(start_paused = true)]
