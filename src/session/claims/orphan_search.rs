@@ -3,7 +3,7 @@
 //! Such a claim may have been applied, or may still be. Its document is known to nobody, so the search goes through all
 //! documents that are wanted, as the claim did. Where claims fail because the server is slow, searches make it slower.
 //! So a session has one task that searches, which looks for all orphans of a filter at once, and rests after each
-//! search. An entry is searched for once the server has given the claim up. A search that fails is made again for as long
+//! search, but not while the session shuts down. An entry is searched for once the server has given the claim up. A search that fails is made again for as long
 //! as the entry can be live: its lease is never renewed, but it can be a long one. A claim that is applied even later, and
 //! whose answer is lost for good, leaves its entry for a lease, as a killed process does. Until an entry was searched for, a
 //! try that finds nothing free is repeated.
@@ -70,7 +70,13 @@ impl Session {
     async fn search_orphans(self: Arc<Self>) {
         let mut rests_until = Instant::now();
         while let Some((due_at, filter)) = self.next_search() {
-            let (began, due_at) = (Instant::now(), due_at.max(rests_until));
+            let began = Instant::now();
+            // A shutdown waits for no longer than a lease, and what it leaves stays for the rest of its own.
+            let due_at = if self.is_closed() {
+                due_at
+            } else {
+                due_at.max(rests_until)
+            };
             if due_at > began {
                 // Another one is due no sooner than that.
                 sleep_until(due_at.min(began + SWEEPS[0])).await;
@@ -156,7 +162,7 @@ mod tests {
         protocol::{Evict, Operation},
         session::Session,
         store::{Connection, LockLayout, MemoryDocuments, MemoryStore, Store, Wanted, lock_layout::Paths},
-        tests::simulated::Link,
+        tests::simulated::{Busy, Link},
         waitlist::answers::TRY_FOR,
         wake_mode::WakeMode,
     };
@@ -363,6 +369,23 @@ mod tests {
         assert_eq!(entries(), ["of a day"]);
         // A search for it may be under way.
         sleep(Duration::from_secs(600)).await;
+        assert!(session.claims.have_no_orphans());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_waits_for_no_rest_after_a_search_that_took_long() {
+        let (session, link, _claiming) = beside_an_orphan().await;
+        link.share(Busy::new(Duration::from_secs(2)));
+        let due_at = || session.claims.orphans()[0].due_at;
+        let before = due_at();
+        while due_at() == before {
+            sleep(Duration::from_millis(1)).await;
+        }
+        link.share(Busy::new(Duration::ZERO));
+        let begun = Instant::now();
+        session.shut_down().await;
+        let took = begun.elapsed();
+        assert!(took <= SWEEPS[1] + SWEEPS[0], "{took:?}");
         assert!(session.claims.have_no_orphans());
     }
 
