@@ -520,7 +520,7 @@ impl waitlist::Hold for Hold {
         hold.label = context.config.label(name);
         if let Some(before) = before {
             hold.logged_by = before.logged_by.clone();
-            hold.upkeep().is_shown = before.upkeep().is_shown;
+            hold.upkeep().shown_by = before.upkeep().shown_by;
         }
         hold
     }
@@ -550,7 +550,7 @@ impl waitlist::Hold for Hold {
         };
         let hold = Self::new(self.id.clone(), self.name.clone(), &grant);
         hold.state().reported = Reported::Over;
-        hold.upkeep().is_shown = self.upkeep().is_shown;
+        hold.upkeep().shown_by = self.upkeep().shown_by;
         Self {
             is_idle: true,
             since: self.since,

@@ -233,7 +233,7 @@ impl Session {
         let deadline_of = |hold: &Arc<Hold>| deadline::of_renewal(sent, hold.length(), &self.config);
         let deadlines: Vec<Instant> = holds.iter().map(deadline_of).collect();
         let outcome = self.store.renew(&renewal).await?;
-        if renewal.shows.is_some_and(|shows| !shows.awaits.is_empty()) {
+        if renewal.shows.as_ref().is_some_and(|shows| !shows.awaits.is_empty()) {
             self.look_at_long_waits();
         }
         if let Some(elected) = outcome.elected {
@@ -268,6 +268,9 @@ impl Session {
         if outcome.renewed == documents as u64 && renewal.entries.iter().all(|(_, ids)| ids.len() == 1) {
             for (hold, deadline) in &asked {
                 self.acknowledged(hold, *deadline, sent);
+                if let Some(shows) = &renewal.shows {
+                    hold.upkeep().showed(shows.as_of);
+                }
             }
             // A renewal does not show whether others wait.
             self.verify(holds.iter().filter(|hold| hold.is_idle).cloned().collect());
@@ -295,19 +298,22 @@ impl Session {
         // Under the mutex under which tasks come and wait, so that the larger number knows of more.
         let mut table = self.table();
         let awaits = table.long_waits.awaited(holds);
+        let as_of = i64::try_from(next_number()).unwrap_or(i64::MAX);
         let mut shows = false;
         for hold in holds {
             let mut upkeep = hold.upkeep();
             // Readers may share an entry.
-            upkeep.is_shown |= hold.is_idle || awaits.contains_key(&hold.id);
-            shows |= upkeep.is_shown;
+            if hold.is_idle || awaits.contains_key(&hold.id) {
+                upkeep.shown_by = Some(as_of);
+            }
+            shows |= upkeep.shown_by.is_some();
         }
         // A task may have come for an idle one by now.
         let idle = holds.iter().filter(|hold| hold.is_idle && table.timers.has(hold));
         let shows = shows.then(|| Showing {
             idle: idle.map(|hold| hold.id.clone()).collect(),
             awaits,
-            as_of: i64::try_from(next_number()).unwrap_or(i64::MAX),
+            as_of,
         });
         Renewal {
             operation: self.ids.operation(),
@@ -365,6 +371,7 @@ mod tests {
         *,
     };
     use crate::{
+        client::LockClient,
         config::Config,
         hold_options::Terms,
         protocol::Kind,
@@ -439,6 +446,28 @@ mod tests {
             sent.extend(batches.iter().map(|batch| batch.holds[0].name.clone()));
         }
         assert_eq!(sent.len(), AT_ONCE + 10);
+    }
+
+    /// Otherwise one that was idle once would make those that are renewed with it longer for good.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_show_what_a_hold_no_longer_does_until_one_is_acknowledged() {
+        let (link, session) = client(&memory(), ONE, Config::default());
+        let held = LockClient::new(session.clone()).mutex("x").acquire().await.unwrap();
+        let holds = [held.hold().clone()];
+        let second = Duration::from_secs(1);
+        let shows = || session.renewal_of(&holds, second).shows.is_some();
+        assert!(!shows());
+        holds[0].upkeep().shown_by = Some(0);
+        link.cut(true);
+        session.renew_once(&holds, second).await.unwrap_err();
+        assert!(shows());
+        link.cut(false);
+        session.renew_once(&holds, second).await.unwrap();
+        assert!(!shows());
+        // The answer to an earlier one says nothing of a later one.
+        holds[0].upkeep().shown_by = Some(i64::MAX);
+        session.renew_once(&holds, second).await.unwrap();
+        assert!(shows());
     }
 
     /// Whether they came to be late while they waited, or have been so before.

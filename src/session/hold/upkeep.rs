@@ -24,9 +24,9 @@ pub(crate) struct Upkeep {
     renew_at: Option<Instant>,
     /// Whether its lease is longer than that of the grant.
     lengthened: bool,
-    /// Whether the document may show that no task has it, or that its task waits, for itself or for the hold before it:
-    /// each further renewal shows whether that is so.
-    pub(in crate::session) is_shown: bool,
+    /// The number of the last renewal that showed that no task has it, or that its task waits, for itself or for the hold
+    /// before it. Until a later one is acknowledged, each shows whether that is so.
+    pub(in crate::session) shown_by: Option<i64>,
     /// When its renewal is overdue, unless one is acknowledged before.
     overdue_at: Option<Instant>,
     /// When the last renewal was sent, while it is not answered.
@@ -47,7 +47,7 @@ impl Upkeep {
             deadline: grant.deadline,
             renew_at: None,
             lengthened: false,
-            is_shown: false,
+            shown_by: None,
             overdue_at: None,
             under_way: None,
             refused: false,
@@ -138,6 +138,12 @@ impl Upkeep {
         (self.under_way, self.refused) = (None, false);
         self.plan(self.lease.next_renewal(sent));
         self.failing = false;
+    }
+
+    /// Notes that a renewal that shows what is so was acknowledged. One with a smaller number that is applied later shows
+    /// nothing.
+    pub(in crate::session) fn showed(&mut self, number: i64) {
+        self.shown_by = self.shown_by.filter(|last| *last >= number);
     }
 
     /// Notes that the renewal that was sent at `sent` failed, unless another has gone out since: not a loss, as long as
