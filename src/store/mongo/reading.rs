@@ -222,6 +222,7 @@ pub(crate) async fn first_in(find: Find<'_, Document>, session: &mut ClientSessi
         first = Some(Document::try_from(raw));
         false
     };
-    each_in(find.limit(1), session, &mut keep).await?;
+    // A negative limit asks for a single batch: no cursor stays open, as it could in a transaction of the user's.
+    each_in(find.limit(-1), session, &mut keep).await?;
     first.transpose().map_err(Error::custom)
 }
