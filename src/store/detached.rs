@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use futures::future::BoxFuture;
+use futures::{FutureExt as _, future::BoxFuture};
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use crate::error::ServerError;
@@ -32,8 +32,9 @@ pub(crate) fn spawned<T: Send + 'static>(
     running: impl Future<Output = T> + Send + 'static,
 ) -> JoinHandle<Output> {
     // All tasks have one type: the runtime's code for a task is some sixty functions, which would be compiled anew for
-    // each future and each output. So would be what an adapter of futures has for each.
-    let running: BoxFuture<'static, Output> = Box::pin(async { Box::new(running.await) as Output });
+    // each future and each output.
+    // An async block would keep the future twice, as what it captures and as what it awaits.
+    let running: BoxFuture<'static, Output> = Box::pin(running.map(|output| Box::new(output) as Output));
     runtime.spawn(running)
 }
 

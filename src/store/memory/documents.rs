@@ -1,7 +1,7 @@
 //! A collection in memory: its documents, as a server would have them, and the writes of other programs.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -43,8 +43,10 @@ impl Default for MemoryDocuments {
 
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// The documents by the texts of their `_id`s, with their numbers in the order of insertion.
-    documents: HashMap<String, (u64, Document)>,
+    /// The documents, in the order of insertion.
+    documents: BTreeMap<u64, Document>,
+    /// Their numbers, by the texts of their `_id`s.
+    numbers: HashMap<String, u64>,
     inserted: u64,
     pub(super) watchers: Vec<Watcher>,
 }
@@ -143,9 +145,7 @@ impl MemoryDocuments {
 impl Contents {
     /// Returns all documents, in the order of insertion.
     pub(super) fn all(&self) -> impl Iterator<Item = &Document> {
-        let mut all: Vec<&(u64, Document)> = self.documents.values().collect();
-        all.sort_unstable_by_key(|(number, _)| *number);
-        all.into_iter().map(|(_, document)| document)
+        self.documents.values()
     }
 
     pub(super) fn matching(&self, filter: &Filter) -> impl Iterator<Item = &Document> {
@@ -153,28 +153,35 @@ impl Contents {
     }
 
     pub(super) fn get(&self, id: &Bson) -> Option<&Document> {
-        self.documents.get(&name::of_id(id)).map(|(_, document)| document)
+        self.documents.get(self.numbers.get(&name::of_id(id))?)
     }
 
     /// Puts a document in the place of that with its `_id`, or adds it; reports whether anything changed.
     pub(super) fn put(&mut self, document: Document) -> bool {
         let id = id_of(&document);
-        let name = name::of_id(&id);
-        let (number, before) = self.documents.remove(&name).unzip();
-        let changed = before.as_ref() != Some(&document);
+        let number = *self.numbers.entry(name::of_id(&id)).or_insert_with(|| {
+            self.inserted += 1;
+            self.inserted
+        });
+        let before = self.documents.insert(number, document);
+        let changed = before.as_ref() != self.documents.get(&number);
         if changed {
-            self.watchers
-                .retain(|watcher| watcher.tell(&id, before.as_ref(), Some(&document)));
+            self.announce(&id, number, before.as_ref());
         }
-        self.inserted += u64::from(number.is_none());
-        self.documents.insert(name, (number.unwrap_or(self.inserted), document));
         changed
     }
 
     pub(super) fn delete(&mut self, id: &Bson) {
-        if let Some((_, before)) = self.documents.remove(&name::of_id(id)) {
-            self.watchers.retain(|watcher| watcher.tell(id, Some(&before), None));
+        if let Some(number) = self.numbers.remove(&name::of_id(id)) {
+            let before = self.documents.remove(&number);
+            self.announce(id, number, before.as_ref());
         }
+    }
+
+    /// Notifies the streams that the document with this number was written.
+    fn announce(&mut self, id: &Bson, number: u64, before: Option<&Document>) {
+        let after = self.documents.get(&number);
+        self.watchers.retain(|watcher| watcher.tell(id, before, after));
     }
 }
 
