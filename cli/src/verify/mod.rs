@@ -68,11 +68,13 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
         checks.push(Check::skipped(WHOLE, "nobody said yes").of(fail_over::SECTION));
     }
     let report = Report::new(run.seed, begun.elapsed().as_secs_f64(), checks);
-    if let Some((path, mut file)) = file {
+    let written = file.map_or(Ok(()), |(path, mut file)| {
         let written = file.write_all(report.page(SystemTime::now()).as_bytes());
-        written.map_err(|error| unwritable(path, &error))?;
-    }
-    arguments.output.answer(&report, || report.text(), report.code())
+        written.map_err(|error| unwritable(path, &error))
+    });
+    // What was found is printed even if the page can't be written.
+    let code = arguments.output.answer(&report, || report.text(), report.code())?;
+    written.map(|()| code)
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {

@@ -552,6 +552,12 @@ async fn a_section_is_run_by_itself() {
             "{report:#}"
         );
     }
+    // What was found is printed even if the page has no room.
+    let told = verify(&ground, "--section ser --report /dev/full").await.expect(64);
+    assert!(
+        told.out.contains(r#""kept": true"#) && told.err.contains("can't be written to /dev/full"),
+        "{told:?}"
+    );
     for unclear in ["fence post", "", "f"] {
         tells(
             &ground,
