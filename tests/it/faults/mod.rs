@@ -8,7 +8,6 @@ use std::time::{Instant, SystemTime};
 
 use mongodb::error::ErrorKind;
 use watchlock::locks;
-use watchlock_testkit::Cluster;
 
 use crate::setup::*;
 
@@ -26,11 +25,6 @@ async fn until_streaming_anew(ground: &Ground, driver: &Client, before: &[i64]) 
             .any(|stream| !before.contains(stream))
     })
     .await;
-}
-
-/// Both ways in which the driver can be set.
-fn both_ways(cluster: &Cluster, prefix: &str) -> [(bool, Ground); 2] {
-    [true, false].map(|retry| (retry, Ground::on(cluster, prefix).with(&format!("retryWrites={retry}"))))
 }
 
 /// The lock is free: another client gets it within the time in which everything is to be settled, and nobody else is in
@@ -63,118 +57,114 @@ async fn assert_owned(handle: &Held<locks::Mutex>, other: &LockClient, case: &st
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_applied_after_the_timeout_leaves_the_lock_free() {
     let (cluster, _turn) = faulty().await;
-    for retry in [true, false] {
-        let case = format!("retryWrites={retry}");
-        let proxy = cluster.proxy(0).unwrap();
-        let ground = Ground::on(cluster, "late");
-        let behind = ground.through(format!("{}&retryWrites={retry}", proxy.uri()));
-        let (locks, other) = (behind.locks().await, ground.polling().await);
-        let driver = ground.driver().await;
-        let held = locks.mutex("x").acquire().await.unwrap();
-        until_streaming_anew(&ground, &driver, &[]).await;
-        held.release().await.unwrap();
-        let before = info(&other, "x").await.unwrap().token;
-        // The network keeps it, and delivers it when its task has given up.
-        proxy.black_hole();
-        let error = locks
-            .mutex("x")
-            .acquire()
-            .timeout(Duration::from_millis(150))
-            .await
-            .unwrap_err();
-        assert!(matches!(error, AcquireError::Unanswered { .. }), "{case}: {error}");
-        assert_eq!(info(&other, "x").await.unwrap().token, before, "{case}");
-        proxy.heal();
-        // It has not been applied yet, so this looks until it was, and was undone.
-        eventually(SETTLED, &case, async || info(&other, "x").await.unwrap().token > before).await;
-        assert_free(&other, "x", &case).await;
-    }
+    let case = "applied late";
+    let proxy = cluster.proxy(0).unwrap();
+    let ground = Ground::on(cluster, "late");
+    let behind = ground.through(proxy.uri());
+    let (locks, other) = (behind.locks().await, ground.polling().await);
+    let driver = ground.driver().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    until_streaming_anew(&ground, &driver, &[]).await;
+    held.release().await.unwrap();
+    let before = info(&other, "x").await.unwrap().token;
+    // The network keeps it, and delivers it when its task has given up.
+    proxy.black_hole();
+    let error = locks
+        .mutex("x")
+        .acquire()
+        .timeout(Duration::from_millis(150))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, AcquireError::Unanswered { .. }), "{error}");
+    assert_eq!(info(&other, "x").await.unwrap().token, before);
+    proxy.heal();
+    // It has not been applied yet, so this looks until it was, and was undone.
+    eventually(SETTLED, case, async || info(&other, "x").await.unwrap().token > before).await;
+    assert_free(&other, "x", case).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
     let (cluster, _turn) = faulty().await;
-    for retry in [true, false] {
-        let case = format!("retryWrites={retry}");
-        let proxy = cluster.proxy(0).unwrap();
-        let ground = Ground::on(cluster, "lost");
-        // The acquire must not need a new connection, whose greeting would have no answer: it would never be sent. The
-        // driver takes a connection back a moment after its command.
-        let behind = ground.through(format!("{}&retryWrites={retry}&minPoolSize=4", proxy.uri()));
-        let (locks, other) = (behind.locks().await, ground.polling().await);
-        let driver = ground.driver().await;
-        let held = locks.mutex("x").acquire().await.unwrap();
-        until_streaming_anew(&ground, &driver, &[]).await;
-        held.release().await.unwrap();
-        let token = info(&other, "x").await.unwrap().token;
+    let case = "answer lost";
+    let proxy = cluster.proxy(0).unwrap();
+    let ground = Ground::on(cluster, "lost");
+    // The acquire must not need a new connection, whose greeting would have no answer: it would never be sent. The
+    // driver takes a connection back a moment after its command.
+    let behind = ground.through(format!("{}&minPoolSize=4", proxy.uri()));
+    let (locks, other) = (behind.locks().await, ground.polling().await);
+    let driver = ground.driver().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    until_streaming_anew(&ground, &driver, &[]).await;
+    held.release().await.unwrap();
+    let token = info(&other, "x").await.unwrap().token;
 
-        // It times out while the server has granted it long since.
-        proxy.black_hole_replies();
-        let error = locks
-            .mutex("x")
-            .acquire()
-            .timeout(Duration::from_millis(150))
-            .await
-            .unwrap_err();
-        assert!(matches!(error, AcquireError::Unanswered { .. }), "{case}: {error}");
-        eventually(PATIENCE, &format!("{case}: granted"), async || {
-            info(&other, "x").await.unwrap().token > token
-        })
-        .await;
-        assert_eq!(
-            info(&other, "x").await.unwrap().holders.len(),
-            1,
-            "{case}: held by nobody, for now"
-        );
-        proxy.cut();
-        let before = ground.streams(&driver).await;
-        proxy.heal();
-        assert_free(&other, "x", &case).await;
+    // It times out while the server has granted it long since.
+    proxy.black_hole_replies();
+    let error = locks
+        .mutex("x")
+        .acquire()
+        .timeout(Duration::from_millis(150))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, AcquireError::Unanswered { .. }), "{error}");
+    eventually(PATIENCE, "it is granted", async || {
+        info(&other, "x").await.unwrap().token > token
+    })
+    .await;
+    assert_eq!(
+        info(&other, "x").await.unwrap().holders.len(),
+        1,
+        "held by nobody, for now"
+    );
+    proxy.cut();
+    let before = ground.streams(&driver).await;
+    proxy.heal();
+    assert_free(&other, "x", case).await;
 
-        // It goes on waiting, and gets what it was granted.
-        let held = locks.mutex("x").acquire().await.unwrap();
-        until_streaming_anew(&ground, &driver, &before).await;
-        held.release().await.unwrap();
-        let token = info(&other, "x").await.unwrap().token;
-        proxy.black_hole_replies();
-        let acquire = spawn(locks.mutex("x").acquire());
-        let mut granted = token;
-        eventually(PATIENCE, &format!("{case}: granted to who waits"), async || {
-            granted = info(&other, "x").await.unwrap().token;
-            granted > token
-        })
-        .await;
-        proxy.cut();
-        let before = ground.streams(&driver).await;
-        proxy.heal();
-        let handle = within(SETTLED, &case, acquire).await.unwrap().unwrap();
-        assert_owned(&handle, &other, &case).await;
-        assert_eq!(handle.token(), granted, "{case}: granted once");
+    // It goes on waiting, and gets what it was granted.
+    let held = locks.mutex("x").acquire().await.unwrap();
+    until_streaming_anew(&ground, &driver, &before).await;
+    held.release().await.unwrap();
+    let token = info(&other, "x").await.unwrap().token;
+    proxy.black_hole_replies();
+    let acquire = spawn(locks.mutex("x").acquire());
+    let mut granted = token;
+    eventually(PATIENCE, "it is granted to who waits", async || {
+        granted = info(&other, "x").await.unwrap().token;
+        granted > token
+    })
+    .await;
+    proxy.cut();
+    let before = ground.streams(&driver).await;
+    proxy.heal();
+    let handle = within(SETTLED, case, acquire).await.unwrap().unwrap();
+    assert_owned(&handle, &other, case).await;
+    assert_eq!(handle.token(), granted);
 
-        // It is released while the answer is lost.
-        until_streaming_anew(&ground, &driver, &before).await;
-        proxy.black_hole_replies();
-        let release = spawn(handle.release());
-        eventually(PATIENCE, &format!("{case}: released"), async || {
-            info(&other, "x").await.unwrap().holders.is_empty()
-        })
-        .await;
-        proxy.cut();
-        proxy.heal();
-        let released = within(SETTLED, &case, release).await.unwrap().unwrap();
-        assert_eq!(released, Released::Released, "{case}");
-        assert_free(&other, "x", &case).await;
-    }
+    // It is released while the answer is lost.
+    until_streaming_anew(&ground, &driver, &before).await;
+    proxy.black_hole_replies();
+    let release = spawn(handle.release());
+    eventually(PATIENCE, "it is released", async || {
+        info(&other, "x").await.unwrap().holders.is_empty()
+    })
+    .await;
+    proxy.cut();
+    proxy.heal();
+    let released = within(SETTLED, case, release).await.unwrap().unwrap();
+    assert_eq!(released, Released::Released);
+    assert_free(&other, "x", case).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_outlives_its_connection_is_undone() {
     let (cluster, _turn) = faulty().await;
-    for (retry, given_up) in [(true, true), (true, false), (false, true), (false, false)] {
-        let case = format!("retryWrites={retry}, given up: {given_up}");
+    for given_up in [true, false] {
+        let case = format!("given up: {given_up}");
         let proxy = cluster.proxy(0).unwrap();
         let ground = Ground::on(cluster, "outlives");
-        let behind = ground.through(format!("{}&retryWrites={retry}", proxy.uri()));
+        let behind = ground.through(proxy.uri());
         let (locks, other) = (behind.by_name().locks().await, ground.locks().await);
         let admin = ground.driver().await;
         locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
@@ -219,61 +209,55 @@ fn is_find_and_modify(operation: &Document) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
-    let (cluster, _turn) = faulty().await;
-    for (retry, ground) in both_ways(cluster, "concern") {
-        let case = format!("retryWrites={retry}");
-        let (locks, other) = (ground.by_name().locks().await, ground.locks().await);
-        locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
-        let unconfirmed =
-            || doc! { "writeConcernError": { "code": 64, "errmsg": "waiting for replication timed out" } };
+    let (cluster, _turn, ground) = faulty_ground("concern").await;
+    let case = "unconfirmed";
+    let (locks, other) = (ground.locks().await, ground.locks().await);
+    locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+    let unconfirmed = || doc! { "writeConcernError": { "code": 64, "errmsg": "waiting for replication timed out" } };
 
-        let point = ground.fail(cluster, times(1), &["findAndModify"], unconfirmed()).await;
-        let handle = within(SETTLED, &case, locks.mutex("x").acquire()).await.unwrap();
-        point.wait_entered(1, PATIENCE).await.unwrap();
-        assert_owned(&handle, &other, &case).await;
-        handle.release().await.unwrap();
+    let point = ground.fail(cluster, times(1), &["findAndModify"], unconfirmed()).await;
+    let handle = within(SETTLED, case, locks.mutex("x").acquire()).await.unwrap();
+    point.wait_entered(1, PATIENCE).await.unwrap();
+    assert_owned(&handle, &other, case).await;
+    handle.release().await.unwrap();
 
-        let point = ground.fail(cluster, times(1), &["findAndModify"], unconfirmed()).await;
-        let tried = locks.mutex("x").try_acquire().await.unwrap();
-        point.wait_entered(1, PATIENCE).await.unwrap();
-        let handle = tried.expect("what was applied is found");
-        assert_owned(&handle, &other, &case).await;
-        handle.release().await.unwrap();
+    let point = ground.fail(cluster, times(1), &["findAndModify"], unconfirmed()).await;
+    let tried = locks.mutex("x").try_acquire().await.unwrap();
+    point.wait_entered(1, PATIENCE).await.unwrap();
+    let handle = tried.expect("what was applied is found");
+    assert_owned(&handle, &other, case).await;
+    handle.release().await.unwrap();
 
-        let token = info(&other, "x").await.unwrap().token;
-        // Not only twice: on a busy machine something that is sent later on for the handle before may be among them.
-        let point = ground
-            .fail(cluster, "alwaysOn", &["findAndModify"], unconfirmed())
-            .await;
-        // And it is not tried for as long as the error lasts.
-        let tried = within(SETTLED, &case, locks.mutex("x").try_acquire()).await;
-        let error = tried.unwrap_err();
-        assert!(matches!(error, AcquireError::Server(_)), "{case}: {error}");
-        point.wait_entered(2, PATIENCE).await.unwrap();
-        point.off().await.unwrap();
-        // It was granted all the same, and so it is undone.
-        eventually(SETTLED, &case, async || info(&other, "x").await.unwrap().token > token).await;
-        assert_free(&other, "x", &case).await;
-    }
+    let token = info(&other, "x").await.unwrap().token;
+    // Not only twice: on a busy machine something that is sent later on for the handle before may be among them.
+    let point = ground
+        .fail(cluster, "alwaysOn", &["findAndModify"], unconfirmed())
+        .await;
+    // And it is not tried for as long as the error lasts.
+    let tried = within(SETTLED, case, locks.mutex("x").try_acquire()).await;
+    let error = tried.unwrap_err();
+    assert!(matches!(error, AcquireError::Server(_)), "{error}");
+    point.wait_entered(2, PATIENCE).await.unwrap();
+    point.off().await.unwrap();
+    // It was granted all the same, and so it is undone.
+    eventually(SETTLED, case, async || info(&other, "x").await.unwrap().token > token).await;
+    assert_free(&other, "x", case).await;
 }
 
 /// Nothing is left of the client but the task that takes its entry out.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_is_repeated_although_handle_and_client_are_gone() {
-    let (cluster, _turn) = faulty().await;
-    for (_, ground) in both_ways(cluster, "gone") {
-        let other = ground.locks().await;
-        let locks = ground.by_name().locks().await;
-        let handle = locks.mutex("x").acquire().await.unwrap();
-        // The driver's own second try fails as well.
-        let cut = doc! { "closeConnection": true };
-        let point = ground.fail(cluster, times(3), &["findAndModify"], cut).await;
-        drop((handle, locks));
-        let seen = point.wait_entered(3, PATIENCE).await;
-        eventually(2 * SOON, "it is released", async || is_vacant(&other, "x").await).await;
-        seen.unwrap();
-        point.off().await.unwrap();
-    }
+    let (cluster, _turn, ground) = faulty_ground("gone").await;
+    let other = ground.locks().await;
+    let locks = ground.locks().await;
+    let handle = locks.mutex("x").acquire().await.unwrap();
+    let cut = doc! { "closeConnection": true };
+    let point = ground.fail(cluster, times(3), &["findAndModify"], cut).await;
+    drop((handle, locks));
+    let seen = point.wait_entered(3, PATIENCE).await;
+    eventually(2 * SOON, "it is released", async || is_vacant(&other, "x").await).await;
+    seen.unwrap();
+    point.off().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
