@@ -949,3 +949,31 @@ async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers_a
     assert!(took < 3 * TAKES, "{took:?} after the event");
     claimed.release().await.unwrap();
 }
+
+/// As of a service's other writes to its documents: the driver sends each again, and it is made once.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_a_held_document_go_through_a_broken_connection_and_a_fail_over() {
+    let (cluster, _turn, ground) = faulty_ground("claim_changes").await;
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, _) = scene.locks();
+    let faults = [
+        doc! { "closeConnection": true },
+        doc! { "errorCode": 10_107 },
+        // After the write. By this code the driver doesn't think that the server steps down: then it would wait for it.
+        doc! { "writeConcernError": { "code": 6, "errmsg": "unconfirmed" } },
+    ];
+    for (id, fault) in (0..).zip(faults) {
+        scene.insert(doc! { "_id": id, "n": 0 }).await;
+        let held = locks.claim(doc! { "_id": id }).await.unwrap();
+        let fail = async || ground.fail(cluster, times(1), &["findAndModify"], fault.clone()).await;
+        let failing = fail().await;
+        let updated = held.update(doc! { "$inc": { "n": 1 } }).await;
+        failing.wait_entered(1, PATIENCE).await.unwrap();
+        let updated = updated.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
+        assert_eq!(updated.get_i32("n"), Ok(1), "{fault}");
+        let failing = fail().await;
+        let deleted = held.delete().await;
+        failing.wait_entered(1, PATIENCE).await.unwrap();
+        deleted.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
+    }
+}
