@@ -147,6 +147,9 @@ fn forms_are_written_as_they_were_read() {
     }
     same::<LockEvent>(r#"{"event":"kept","token":5,"until":"2026-01-02T03:04:35.678Z"}"#);
     same::<LockEvent>(r#"{"event":"unreadable","problem":"odd"}"#);
+    same::<Leader>(
+        r#"{"value":"node 7","token":5,"since":"2026-01-02T03:04:05.678Z","host":"web-1","pid":7,"label":null}"#,
+    );
     for kind in [
         "mutex",
         "semaphore",
