@@ -625,9 +625,9 @@ pub(crate) struct Show {
 /// if the server has none.
 ///
 /// With --json, one object per line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC),
-/// lock, event (granted, kept, released, expired, adopted, broken, deleted, unreadable), token, until (for kept, when
-/// the lock opens; else null), holder (for granted, as in `watchlock show`; else null), waiting (how many clients wait
-/// after a grant; else null), problem (for unreadable, a document that is not a lock; else null).
+/// lock, event (granted, kept, released, expired, adopted, broken, deleted, unreadable), token (not for unreadable);
+/// for granted also holder (as in `watchlock show`) and waiting (how many clients wait), for kept until (when the lock
+/// opens), for unreadable problem (why the document is not a lock). An event has no other fields.
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("watch")), override_usage = "watchlock watch [OPTIONS] [NAME]")]
 pub(crate) struct Watch {
