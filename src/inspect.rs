@@ -94,8 +94,7 @@ pub struct HolderInfo {
     #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339::option", default))]
     pub released: Option<SystemTime>,
     /// Whether the lock is idle: it was released, and stays with the holder's client for its next task
-    /// ([`keep_idle`](crate::LockClientBuilder::keep_idle)). It is up to date to 0.3 s and the time of a write after
-    /// the lock was taken again.
+    /// ([`keep_idle`](crate::LockClientBuilder::keep_idle)). It can be five seconds old: a task may be at work.
     #[cfg_attr(feature = "serde", serde(default))]
     pub idle: bool,
     /// Whether no client has the hold: it was [detached](crate::Held::detach), and stays taken until

@@ -372,8 +372,8 @@ impl<W: World> LockClient<W> {
     /// Returns the events of the lock `name`, as they happen: a stream of grants, releases, expiries and breaks. It
     /// begins with a grant for each present holder.
     ///
-    /// The final state always arrives, even if the stream breaks: it is resumed where it broke, and waits while the
-    /// server can't be reached. A state that lasted for less than a hop (a millisecond or two; while polling, the
+    /// The final state always arrives, even if the stream breaks; states in between may be skipped then. It waits while
+    /// the server can't be reached. A state that lasted for less than a hop (a millisecond or two; while polling, the
     /// longest poll interval) may be skipped. So may those that a caller leaves waiting, beyond 64. The stream ends
     /// after an error that the server would repeat, and with the client's shutdown.
     ///

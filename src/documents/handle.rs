@@ -109,9 +109,11 @@ impl<T, W: World> Held<Document<T>, W> {
     /// Where another client waits for the lock, or the client [keeps a history](crate::LockClientBuilder::history), two
     /// commands do the same. [`delete`](Self::delete) ends the lock as well.
     ///
-    /// Errors are those of [`update`](Self::update), but the handle is gone in any case. If an answer is lost, the
-    /// write is sent again for as long as it would be waited for: that changes the document once at most, and the
-    /// result says whether it did. If the future is dropped after it was polled, it goes on in the background.
+    /// Errors are those of [`update`](Self::update), but the handle is gone in any case. If the answer to the one write
+    /// is lost, it is sent again for as long as it would be waited for: that changes the document once at most, and the
+    /// result says whether it did. Of two commands, the first is sent as [`update`](Self::update) is: after a
+    /// [`HoldError::Server`] the document may have been changed. If the future is dropped after it was polled, it goes
+    /// on in the background.
     pub fn update_and_release(
         self,
         update: impl Into<UpdateModifications>,

@@ -133,7 +133,7 @@ impl Fence {
 
     /// Keeps the token in another field, which may be in a sub-document: `"a.b"`. Missing sub-documents are created
     /// with the first write. All programs that write to the document under the same lock must name the same field. A
-    /// path that is out of bounds, or leads to an array index or `_id`, is refused.
+    /// path that is out of bounds (1 to 255 bytes, at most 16 names), or leads to an array index or `_id`, is refused.
     pub fn field(self, field: impl Into<String>) -> Result<Self, InvalidInput> {
         let field = field.into();
         check_path(&field, "of a fence")?;

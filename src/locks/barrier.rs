@@ -322,7 +322,8 @@ fn passed(state: &State) -> Option<i64> {
 #[cfg(feature = "sync")]
 impl Barrier<Blocking> {
     /// Waits as [`wait`](Self::wait) does, for at most `timeout` (up to 366 days). Returns `None` if this party gave
-    /// up; others may have passed with it counted, if they had seen all there by then.
+    /// up; others may have passed with it counted, if they had seen all there by then. Errors are those of `wait`, and
+    /// [`AcquireError::Invalid`] for a timeout out of bounds.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<BarrierPass>, AcquireError> {
         check_duration("timeout", timeout)?;
         let waited = Blocking::call(async { tokio::time::timeout(timeout, self.passed()).await });

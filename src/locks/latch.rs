@@ -251,6 +251,9 @@ fn has(state: &State, party: &str) -> bool {
 impl Latch<Blocking> {
     /// Waits until the latch is open, for at most `timeout` (up to 366 days). Returns whether it is open: once the time
     /// is over, by the server's answer to one more question, for which it waits a few seconds if the server is silent.
+    ///
+    /// Errors are those of [`wait`](Self::wait), [`AcquireError::Invalid`] for a timeout out of bounds, and
+    /// [`AcquireError::Server`] if that question has no answer.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, AcquireError> {
         check_duration("timeout", timeout)?;
         Blocking::call(async {

@@ -145,9 +145,11 @@ impl<W: World> Semaphore<W> {
     /// [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch). While nobody holds the semaphore the
     /// number stays for a year from now, and the name can't be used as another kind of lock.
     ///
+    /// All clients of the lock must be of a version that has this function: holders and waiters of an earlier one lose
+    /// the lock, and their permits stay taken until their leases end.
+    ///
     /// An [`OperateError`] says why it failed. If the future is dropped, or the server did not answer, the number may
-    /// or may not be set. It is safe to try
-    /// again.
+    /// or may not be set. It is safe to try again.
     #[doc(alias("setPermits", "addPermits", "SharedCount", "increasePermits", "reducePermits"))]
     pub fn set_permits(&self, permits: u32) -> W::Call<impl Future<Output = Result<LockInfo, OperateError>>> {
         W::call(async move {

@@ -174,7 +174,8 @@ impl<W: World> List<W> {
 
 #[cfg(feature = "sync")]
 impl List<Blocking> {
-    /// Lists on this thread, and blocks it until the server has answered. The result is sorted by name.
+    /// Lists on this thread, and blocks it until the server has answered. The result is sorted by name. An
+    /// [`OperateError`] says why it failed.
     pub fn run(self) -> Result<Vec<LockInfo>, OperateError> {
         self.with_unreadable().map(|listing| listing.locks)
     }
