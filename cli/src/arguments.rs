@@ -593,8 +593,8 @@ pub(crate) struct List {
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since, until,
 ///   lease_ms (what a renewal adds to the server's time), released (when it released a lock that is kept taken until
-///   `until`, else null), idle (whether nobody holds the lock, and its client keeps it for its next task), detached
-///   (whether no process has the hold), host, pid, label,
+///   `until`, else null), idle (whether nobody holds the lock, as of five seconds ago at most, and its client keeps it
+///   for its next task), detached (whether no process has the hold), host, pid, label,
 ///   reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since, until, host, pid, label,
 ///   reason, value (of a candidate), owner_id. A holder or waiter whose `until` has passed is dead: the next operation
 ///   drops it. A past hold has token, access, permits, since, ended, how (released, expired, broken, adopted,

@@ -96,7 +96,13 @@ async fn an_idle_lock_is_told_from_a_held_one() {
     .await;
     let shown = watchlock(&ground, "show --json idle", 0).await.json();
     assert_eq!(shown["holders"][0]["idle"], true);
-    tells(&ground, "show idle", 0, "nobody holds it; its client").await;
+    tells(
+        &ground,
+        "show idle",
+        0,
+        "nobody holds it, as of 5s ago at most; its client",
+    )
+    .await;
     let listed = watchlock(&ground, "ls", 0).await;
     let idle: Vec<_> = listed.out.lines().filter(|line| line.contains("(idle)")).collect();
     assert!(matches!(idle[..], [line] if line.starts_with("idle")), "{listed:?}");
