@@ -160,8 +160,8 @@ impl<T, C: Count, P: Patience, W: World> Acquire<Claim<T, C>, P, W> {
     ///
     /// The server counts in the atomic step of the claim, in the field `attempts` of the document's lock: a worker that
     /// dies has used up its attempt, and so has a claim that was dropped or timed out just as it was granted, or whose
-    /// answer is lost, as at a fail-over. Claims with a limit share one count, even if their limits differ; others don't
-    /// count. Claims pass over a document that was claimed `most` times: a
+    /// answer is lost, as at a fail-over. Claims with a limit share one count, even if their limits differ; others
+    /// don't count. Claims pass over a document that was claimed `most` times: a
     /// [dead letter](crate::guide::documents#attempts-and-dead-letters).
     ///
     /// # Examples

@@ -153,8 +153,8 @@ impl<T: Target, W: World> Held<T, W> {
     /// [fixed](crate::Acquire::fixed) hold has the length once, from now. The parts of a multi-lock all have it.
     ///
     /// [`HoldError::Invalid`] if `length` is out of bounds. The others are those of [`renew`](Self::renew): after
-    /// [`HoldError::Server`], or if the future is dropped, the lease may or may not be longer, so the lock may stay taken
-    /// for `length` if its process dies. It can be called again.
+    /// [`HoldError::Server`], or if the future is dropped, the lease may or may not be longer, so the lock may stay
+    /// taken for `length` if its process dies. It can be called again.
     #[doc(alias("extend", "updateLeaseTime"))]
     pub fn renew_for(&self, length: Duration) -> W::Call<impl Future<Output = Result<Duration, HoldError>>> {
         W::call(self.renewed(Some(length)))

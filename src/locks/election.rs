@@ -244,9 +244,9 @@ impl<W: World> Held<Election, W> {
     /// the later value is there. At the server it also renews the leadership for a lease, on which this handle does not
     /// count.
     ///
-    /// [`HoldError::Invalid`] for a longer value: nothing was sent. [`HoldError::Lost`] if the leadership is lost. After
-    /// that and [`HoldError::Server`], or if the future is dropped, the value may be proclaimed or not, and the lock stay
-    /// taken for up to a lease more.
+    /// [`HoldError::Invalid`] for a longer value: nothing was sent. [`HoldError::Lost`] if the leadership is lost.
+    /// After that and [`HoldError::Server`], or if the future is dropped, the value may be proclaimed or not, and the
+    /// lock stay taken for up to a lease more.
     pub fn proclaim(&self, value: impl Into<String>) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         let value = value.into();
         W::call(async move {
