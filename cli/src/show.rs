@@ -63,7 +63,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
             if holder.idle {
                 let _ = writeln!(
                     text,
-                    "          idle   nobody holds it, as of 5s ago at most; its client gives it back when another client waits"
+                    "          idle   nobody holds it, as of 5s ago at most; its client gives it back if another waits"
                 );
             }
             if holder.detached {
