@@ -248,6 +248,27 @@ mod tests {
         assert_eq!(hold.lost_reason(), Some(LostReason::Deleted));
     }
 
+    /// At once: another may hold the lock by then, and nothing reads what the waitlist has forgotten.
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_its_own_write_ended_without_an_answer_is_lost() {
+        let memory = fixtures::memory();
+        let [(_, session), (_, other)] = [ONE, OTHER].map(|id| fixtures::client(&memory, id, Config::default()));
+        let held = LockClient::new(session.clone()).mutex("x").acquire().await.unwrap();
+        let hold = held.hold().clone();
+        // Its stream is open by then.
+        sleep(UNANSWERED * 2).await;
+        let (store, of) = (session.store.clone(), hold.clone());
+        let writing = async move {
+            let deleted = store.delete(&of.name, (&of.id, of.granted_as), UNANSWERED).await;
+            assert!(deleted.unwrap());
+            sleep(UNANSWERED).await;
+            Err(ServerError::unanswered(UNANSWERED))
+        };
+        session.end_by(&hold, writing).await.unwrap_err();
+        assert_eq!(hold.lost_reason(), Some(LostReason::Deleted));
+        let _taken = LockClient::new(other).mutex("x").acquire().await.unwrap();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_write_without_an_answer_is_in_doubt_after_a_later_holder_was_put_out_too() {
         for breaks in [0, 1, 2] {
