@@ -64,6 +64,12 @@ pub(crate) const LONG_READ_WITHIN: Duration = Duration::from_secs(30);
 
 const TTL_INDEX: &str = "watchlock_purge_at";
 
+/// The fields of a lock, but for its queue.
+const FIELDS: [&str; 13] = [
+    "protocol", "kind", "capacity", "token", "holders", "wake", "version", "at", "purge_at", "broken", "adopted",
+    "evicted", "ends",
+];
+
 /// Field of an answer that carries the server's clock.
 const NOW: &str = "_watchlock_now";
 
@@ -152,7 +158,7 @@ impl MongoStore {
                 "writeConcern": { "w": "majority" },
             };
             if !bare {
-                command.insert("fields", fields(at));
+                command.insert("fields", answered(at, operation));
             }
             command
         };
@@ -289,11 +295,23 @@ fn fields(at: &Location) -> Document {
     if !at.is_root() {
         return doc! { at.path(): 1, NOW: "$$NOW" };
     }
-    doc! {
-        "protocol": 1, "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1,
-        "purge_at": 1, "broken": 1, "adopted": 1, "evicted": 1, "ends": 1,
-        NOW: "$$NOW",
+    let shown = FIELDS.map(|field| (field.to_owned(), Bson::from(1)));
+    let mut shown = Document::from_iter(shown);
+    shown.extend(doc! { "queue": 1, NOW: "$$NOW" });
+    shown
+}
+
+/// Returns the projection of the answer to an operation. Most of a long queue are the owners of its entries, which only
+/// operators are shown. A waiter asks for its queue position again and again, and looks for entries by their ids.
+fn answered(at: &Location, operation: &Operation) -> Document {
+    if operation.requests.is_none() || operation.sets() {
+        return fields(at);
     }
+    let entry = doc! { "id": 1, "permits": 1, "lease": 1, "claim": 1, "since": 1, "until": 1 };
+    let shown = FIELDS.map(|field| (at.key(field), Bson::from(1)));
+    let mut shown = Document::from_iter(shown);
+    shown.extend(doc! { at.key("queue"): entry, NOW: "$$NOW" });
+    shown
 }
 
 /// Returns a document whose `_id` is not UTF-8 as unreadable: no lock has such an `_id`.
@@ -317,4 +335,65 @@ fn ids_with_prefix(prefix: &str) -> Document {
 
 fn server_now(document: &Document) -> Option<ServerTime> {
     ServerTime::in_field(document, NOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::DateTime;
+    use watchlock_testkit::shared;
+
+    use super::*;
+    use crate::{
+        protocol::{
+            Entry, Owner,
+            fixtures::{MUTEX, asking, holder, leaving, lock, request, waiter},
+        },
+        store::lock_layout::Paths,
+    };
+
+    /// All of a crowd ask every two seconds, and reasons can have 1,024 bytes.
+    #[tokio::test]
+    async fn who_requests_is_shown_the_queue_without_owners_and_the_holders_with_theirs() {
+        let client = shared::standalone().await.client().await.unwrap();
+        let database = client.database(&shared::unique_name("answers"));
+        let in_documents = |path, elements| LockLayout::in_documents(None, path, elements, &Paths::default()).unwrap();
+        for (collection, layout, name) in [
+            ("root", LockLayout::default().into(), "x"),
+            ("under", in_documents("a.lock", None), "x"),
+            ("elements", in_documents("a.locks", Some(("lines", "a.lock"))), "x/n=7"),
+        ] {
+            let collection: Collection<Document> = database.collection(collection);
+            let store = MongoStore::new(&collection, layout.clone(), ReadPreference::Primary);
+            let until = ServerTime(DateTime::now().timestamp_millis()).plus_millis(60_000);
+            let owner = Owner {
+                reason: Some("r".repeat(200)),
+                ..Owner::default()
+            };
+            let live = |entry: Entry| Entry {
+                until,
+                owner: owner.clone(),
+                ..entry
+            };
+            let queue = ["b-1", "b-2"].map(|id| live(waiter(id)));
+            let before = lock(MUTEX, [live(holder("h-1", 7))], queue.clone());
+            let mut document = doc! { "_id": layout.id_of(name), "lines": [{ "n": 7 }] };
+            layout.at(name).set_lock(&mut document, before.fields());
+            collection.insert_one(document).await.unwrap();
+            let state = async |operation| {
+                let answer = store.run(name, &operation, Duration::from_secs(10)).await.unwrap();
+                assert!(answer.exchange.now.is_some());
+                answer.state.unwrap()
+            };
+            let asked = state(asking("a.1", request("a-1"))).await;
+            assert_eq!(asked.holders, before.holders);
+            let shown = queue.clone().map(|entry| Entry {
+                owner: Owner::default(),
+                ..entry
+            });
+            assert_eq!(asked.queue[..2], shown);
+            assert_eq!((&*asked.queue[2].id, &asked.queue[2].owner), ("a-1", &Owner::default()));
+            // As operators see it.
+            assert_eq!(state(leaving("a.2", "a-1")).await.queue, queue);
+        }
+    }
 }
