@@ -344,7 +344,7 @@ async fn misfortune(
 ) {
     let until = observer.begun + STORM;
     // Some worlds are spared the one or the other.
-    let (cuts, breaks, jumps) = (random.below(2) == 0, random.below(4) == 0, random.below(2) == 0);
+    let (cuts, breaks, jumps) = (random.below(2) == 0, random.below(2) == 0, random.below(2) == 0);
     let (deaths, blocks, refusals) = (random.below(2) == 0, random.below(2) == 0, random.below(2) == 0);
     while Instant::now() < until {
         sleep(Duration::from_millis(random.below(4_000))).await;
