@@ -111,7 +111,7 @@ impl<T, W: World> Held<Document<T>, W> {
     ///
     /// Errors are those of [`update`](Self::update), but the handle is gone in any case. If the answer to the one write
     /// is lost, it is sent again for as long as it would be waited for: that changes the document once at most, and the
-    /// result says whether it did. Of two commands, the first is sent as [`update`](Self::update) is: after a
+    /// result mostly says whether it did. Of two commands, the first is sent as [`update`](Self::update) is: after a
     /// [`HoldError::Server`] the document may have been changed. If the future is dropped after it was polled, it goes
     /// on in the background.
     pub fn update_and_release(

@@ -349,8 +349,8 @@ pub enum HoldError {
     #[error(transparent)]
     Server(#[from] ServerError),
     /// A release could not be confirmed: the server refused, or could not be reached for the time of a lease; or its
-    /// answer was lost, and a later holder was put out by an operator, after which the lock does not show how this hold
-    /// ended. The lock is given up all the same, and its lease limits how long it stays taken.
+    /// answer was lost, and a later holder was put out by an operator or a restarted owner, after which the lock does not
+    /// show how this hold ended. The lock is given up all the same, and its lease limits how long it stays taken.
     #[error("the release of `{}` was not confirmed: {error}", shown_in_a_line(name))]
     #[non_exhaustive]
     Unconfirmed {

@@ -40,7 +40,7 @@ impl Session {
             let (holder, signed) = ((held.id.as_str(), held.granted_as), (&operation[..], false));
             store.change(&held.name, holder, &update, signed, within).await
         };
-        // It can take its time, and is not repeated.
+        // It can take its time; only the driver repeats it.
         self.in_time(within, changing).await
     }
 
@@ -177,7 +177,7 @@ impl Session {
     }
 }
 
-/// Returns the time for a change of a held document. It can take its time, and is not repeated.
+/// Returns the time for a change of a held document. It can take its time; only the driver repeats it.
 fn time_to_change(hold: &Hold) -> Duration {
     hold.length().min(CHANGED_WITHIN)
 }

@@ -307,10 +307,10 @@ fn answered(at: &Location, operation: &Operation) -> Document {
     if operation.requests.is_none() || operation.sets() {
         return fields(at);
     }
-    let entry = doc! { "id": 1, "permits": 1, "lease": 1, "claim": 1, "since": 1, "until": 1 };
-    let shown = FIELDS.map(|field| (at.key(field), Bson::from(1)));
-    let mut shown = Document::from_iter(shown);
-    shown.extend(doc! { at.key("queue"): entry, NOW: "$$NOW" });
+    let of_queue = ["id", "permits", "lease", "claim", "since", "until"].map(|field| format!("queue.{field}"));
+    let shown = FIELDS.into_iter().chain(of_queue.iter().map(String::as_str));
+    let mut shown = Document::from_iter(shown.map(|field| (at.key(field), Bson::from(1))));
+    shown.insert(NOW, "$$NOW");
     shown
 }
 

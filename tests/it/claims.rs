@@ -11,6 +11,7 @@ use std::{
 
 use futures::future::{join, select_all};
 use serde::Deserialize;
+use watchlock::documents::ElementLocks;
 use watchlock_testkit::Cluster;
 
 use crate::{
@@ -804,8 +805,7 @@ async fn the_entry_of_a_last_attempt_whose_answer_was_lost_is_taken_out() {
     let ground = Ground::on(cluster, "claim_attempts");
     let scene = Scene::on(ground.clone()).await;
     let proxy = cluster.proxy(0).unwrap();
-    // So that the driver does not ask for the answer again.
-    let behind = ground.through(format!("{}&retryWrites=false", proxy.uri()));
+    let behind = ground.through(proxy.uri());
     let collection = ground.of(&behind.driver().await, "events");
     let locks = behind.locks().await.documents::<Document>(collection);
     assert!(
@@ -971,6 +971,17 @@ async fn changes_of_a_held_document_go_through_a_broken_connection_and_a_fail_ov
         failing.wait_entered(1, PATIENCE).await.unwrap();
         let updated = updated.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
         assert_eq!(updated.get_i32("n"), Ok(1), "{fault}");
+        scene
+            .insert(doc! { "_id": 10 + id, "lines": [{ "k": 1, "n": 0 }] })
+            .await;
+        let line: ElementLocks<Document> = locks.element("lines", doc! { "k": 1 });
+        let line = line.acquire(10 + id).await.unwrap();
+        let failing = fail().await;
+        let updated = line.update(doc! { "$inc": { "n": 1 } }).await;
+        failing.wait_entered(1, PATIENCE).await.unwrap();
+        let updated = updated.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
+        assert_eq!(updated.get_i32("n"), Ok(1), "{fault}");
+        line.release().await.unwrap();
         let failing = fail().await;
         let deleted = held.delete().await;
         failing.wait_entered(1, PATIENCE).await.unwrap();

@@ -74,7 +74,8 @@ impl State {
     }
 
     /// Returns whether the grant of this token was taken from its holder, by an operator or by a later incarnation of its
-    /// owner; `None` if that is not known, as a later grant was taken since.
+    /// owner; `None` if that is not known, as a later grant was taken since. Of several holders that were put out one after
+    /// the other, only the last is known.
     pub fn was_taken(&self, token: i64) -> Option<bool> {
         let taken = || self.broken.iter().chain(&self.evicted).chain(&self.adopted);
         match taken().max() {

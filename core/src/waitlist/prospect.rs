@@ -3,9 +3,9 @@
 //!
 //! An open stream costs the server some of its time for every write of the whole replica set. So it is for holders,
 //! which learn of a loss by it, and for waiters that may be served within moments. A waiter further back repeats its
-//! request from time to time, which writes nothing while it stays where it is, and has the stream opened when its turn
-//! comes near. If all those ahead of it go at once, it is served late: by the time between two questions, which is less
-//! than a claim lease.
+//! request from time to time, which writes every third of a lease while it stays where it is, and has the stream opened
+//! when its turn comes near. If all those ahead of it go at once, it is served late: by the time between two questions,
+//! which is less than a claim lease.
 //!
 //! Where there is no stream, all waiters ask, as often as the lock's pace demands.
 

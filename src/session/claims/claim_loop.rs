@@ -31,18 +31,11 @@ impl Claiming {
             return self.claim_at_once().await;
         }
         // As long as there is enough for all, no task waits for another.
-        if self.filter.nobody_waits() {
-            if let Ok(claimed) = self.attempt(How::AtOnce).await?
-                && !claimed.is_empty()
-            {
-                return Ok(claimed);
-            }
-        } else {
-            // That of the task that has the turn.
-            match self.filter.found() {
-                Some(_) => self.answered(),
-                None => self.silent_since(Instant::now()),
-            }
+        if self.filter.nobody_waits()
+            && let Ok(claimed) = self.attempt(How::AtOnce).await?
+            && !claimed.is_empty()
+        {
+            return Ok(claimed);
         }
         self.claim_when_free().await
     }

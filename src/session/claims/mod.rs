@@ -197,13 +197,14 @@ impl Claiming {
                 let silent_for = Some(since.elapsed()).filter(|silent_for| silent_for.as_millis() > 0);
                 Err(silent_for.map(ServerError::unanswered))
             }
-            Response::NotAsked => Err(None),
+            // The task that has the turn was asked in its place.
+            Response::NotAsked => self.filter.found().map(drop).ok_or(None),
         }
     }
 
-    /// Whether the last claim that wanted the same found a document, so that there may be more.
+    /// Whether the last claim that wanted the same found a document, so that there may be more, or was not answered.
     pub(crate) fn may_be_free(&self) -> bool {
-        self.filter.found() == Some(true)
+        self.filter.found() != Some(false)
     }
 
     /// Whether the lost answer of an earlier claim may be why nothing is free.

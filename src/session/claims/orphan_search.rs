@@ -3,10 +3,10 @@
 //! Such a claim may have been applied, or may still be. Its document is known to nobody, so the search goes through all
 //! documents that are wanted, as the claim did. Where claims fail because the server is slow, searches make it slower.
 //! So a session has one task that searches, which looks for all orphans of a filter at once, and rests after each
-//! search, but not while the session shuts down. An entry is searched for once the server has given the claim up. A search that fails is made again for as long
-//! as the entry can be live: its lease is never renewed, but it can be a long one. A claim that is applied even later, and
-//! whose answer is lost for good, leaves its entry for a lease, as a killed process does. Until an entry was searched for, a
-//! try that finds nothing free is repeated.
+//! search, but not while the session shuts down. An entry is searched for once the server has given the claim up. A search
+//! that fails is made again for as long as the entry can be live: its lease is never renewed, but it can be a long one. A
+//! claim that is applied even later, and whose answer is lost for good, leaves its entry for a lease, as a killed process
+//! does. Until an entry was searched for, a try by that filter, as that type, that finds nothing free is repeated.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

@@ -120,9 +120,13 @@ impl MongoStore {
             self.layout.take_locks(&mut found);
             return vec![found];
         };
-        let found = found.get_array(FOUND).map_or(&[][..], Vec::as_slice);
-        let found = found.iter().filter(|found| element.key.is_of(found));
-        found.filter_map(Bson::as_document).cloned().collect()
+        let Ok(listed) = found.get_array(FOUND) else {
+            // The answer to a write that the driver has repeated: the server keeps the document, and not what was to be
+            // shown of it.
+            return element.found_in(&found);
+        };
+        let listed = listed.iter().filter(|found| element.key.is_of(found));
+        listed.filter_map(Bson::as_document).cloned().collect()
     }
 }
 
