@@ -3,11 +3,15 @@
 use std::time::{Duration, Instant};
 
 use mongodb::{
-    bson::{DateTime, doc},
+    Collection,
+    bson::{DateTime, Document, doc},
     options::{ReadConcern, WriteConcern},
 };
 use tokio::time::sleep;
-use watchlock::{LockClient, errors::FenceError};
+use watchlock::{
+    LockClient,
+    errors::{FenceError, GuardError},
+};
 
 use super::report::Check;
 use crate::{
@@ -18,6 +22,9 @@ use crate::{
 };
 
 pub(super) const SECTION: &str = "fences and transactions";
+
+/// How the guard of a transaction and its commit ended.
+type Ended = (Result<(), GuardError>, Result<(), String>);
 
 /// A document that the server has to remove in time.
 pub(super) struct Purged {
@@ -101,33 +108,13 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
     let locks = ground.client_beside_them().await?;
     let mut committed = Vec::new();
     for is_lost in [false, true] {
-        let held = locks.mutex("guard").acquire().await?;
-        let client = ground.database().client().clone();
-        let mut session = asked(async move { client.start_session().await }).await?;
-        let begun = session
-            .start_transaction()
-            .write_concern(WriteConcern::majority())
-            .read_concern(ReadConcern::local())
-            .selection_criteria(primary())
-            .await;
-        begun.map_err(|error| Failure::driver(&error))?;
-        let change = written.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } });
-        if let Err(error) = change.session(&mut session).await {
-            let why = format!("this server has no transactions: {}", Failure::driver(&error).message());
-            return Ok(Check::skipped(name, why));
+        let (written, locks, second) = (written.clone(), locks.clone(), second.clone());
+        // In a task of its own, also if the section takes too long: a transaction of which an operation is dropped
+        // half-way can stay open for a minute, and no collection that it has written can be dropped meanwhile.
+        match asked(async move { Ok(commit(&written, &locks, &second, is_lost).await) }).await?? {
+            Ok(ended) => committed.push(ended),
+            Err(why) => return Ok(Check::skipped(name, why)),
         }
-        if is_lost {
-            second.break_lock("guard").await?;
-        }
-        let guarded = held.guard_transaction(&mut session).await;
-        committed.push((
-            guarded,
-            session
-                .commit_transaction()
-                .await
-                .map_err(|error| error.kind.to_string()),
-        ));
-        drop(held.release().await);
     }
     let found = asked(async move { written.find_one(doc! { "_id": 1 }).await }).await?;
     let n = found.and_then(|found| found.get_i32("n").ok());
@@ -138,4 +125,36 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
         Check::broken(name, "a guard did not decide whether a transaction is committed")
             .with(format!("{committed:?}\nthe number is {n:?}"))
     })
+}
+
+/// Commits a guarded transaction, which returns how both ended, under a lock that is lost before or not; the inner
+/// error: the server has no transactions.
+async fn commit(
+    written: &Collection<Document>,
+    locks: &LockClient,
+    second: &LockClient,
+    is_lost: bool,
+) -> Result<Result<Ended, String>, Failure> {
+    let held = locks.mutex("guard").acquire().await?;
+    let client = written.client().clone();
+    let mut session = asked(async move { client.start_session().await }).await?;
+    let begun = session
+        .start_transaction()
+        .write_concern(WriteConcern::majority())
+        .read_concern(ReadConcern::local())
+        .selection_criteria(primary())
+        .await;
+    begun.map_err(|error| Failure::driver(&error))?;
+    let change = written.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } });
+    if let Err(error) = change.session(&mut session).await {
+        let why = Failure::driver(&error);
+        return Ok(Err(format!("this server has no transactions: {}", why.message())));
+    }
+    if is_lost {
+        second.break_lock("guard").await?;
+    }
+    let guarded = held.guard_transaction(&mut session).await;
+    let committed = session.commit_transaction().await;
+    drop(held.release().await);
+    Ok(Ok((guarded, committed.map_err(|error| error.kind.to_string()))))
 }
