@@ -6,7 +6,7 @@ pub use watchlock_core::wake_source::{HoldWatch, WakeSource};
 
 /// The way in which a client's waiters learn of a release at present.
 ///
-/// Both modes have the same semantics: the same requests, the same queue, the same order. Only the latency differs.
+/// All modes have the same semantics: the same requests, the same queue, the same order. Only the latency differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WakeMode {

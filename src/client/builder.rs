@@ -87,8 +87,9 @@ impl<W: World> LockClientBuilder<W> {
 
     /// Sets how long a lock outlives its holder's last sign of life; 30 s by default, at least 500 ms.
     ///
-    /// The lock of a crashed holder stays taken for this long, and a holder keeps its lock through an outage of the
-    /// server of up to this length.
+    /// The lock of a crashed holder stays taken for this long at most. A holder keeps its lock through an outage of the
+    /// server of up to this length, less the time since its last renewal and the clock margin: of 30 s, 22.9 s at the
+    /// worst moment.
     #[doc(alias("ttl", "leaseTime", "lockWatchdogTimeout"))]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.config.lease = lease;
@@ -183,7 +184,7 @@ impl<W: World> LockClientBuilder<W> {
     /// Sets whether the tasks of this client pass a released lock along, and its readers share one hold, without the
     /// server while no other client is known to wait; on by default.
     ///
-    /// It is thousands of times faster, and costs about one command for 64 tasks. It applies to mutexes, to readers and
+    /// It is some thirty times faster, and costs about one command for 64 tasks. It applies to mutexes, to readers and
     /// writers of readers-writer locks, and to acquires of all permits of a semaphore.
     /// [Guarantees](crate::guarantees#inside-a-process) lists the differences.
     pub fn hand_on_locally(mut self, hand_on: bool) -> Self {

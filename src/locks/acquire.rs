@@ -362,7 +362,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     ///
     /// All handles to a hold have the token, the terms and the reason of the first, and are lost together; the last of
     /// them releases the lock. **Any task** of this client that asks re-entrantly gets in next to the task that holds
-    /// the lock, even while others wait for it: to exclude tasks from one another, give each its own client.
+    /// the lock, even while others wait for it: to exclude tasks from one another, don't ask re-entrantly.
     ///
     /// Only holds of the same kind are shared: a reader gets in next to a reader, even though a writer waits, and a
     /// writer next to a writer. An upgradeable reader gets in next to one that has become a writer too. A plain reader
