@@ -203,7 +203,7 @@ async fn a_document_that_cannot_be_read_as_one_type_is_claimed_as_another() {
     let again = jobs.try_claim(doc! {}).await.unwrap_err();
     assert!(matches!(again, AcquireError::Unclaimable { .. }), "{again}");
     let claimed = any.claim(doc! {}).timeout(SOON).await.unwrap();
-    assert_eq!(claimed.document().get_str("size"), Ok("large"));
+    assert_eq!(claimed.document().get_str("size").unwrap(), "large");
     // It has the turn of its filter and type, and of no other.
     scene.insert(doc! { "_id": 2, "size": "small" }).await;
     let _held = any.claim(doc! { "_id": 2 }).timeout(SOON).await.unwrap();
@@ -970,7 +970,7 @@ async fn changes_of_a_held_document_go_through_a_broken_connection_and_a_fail_ov
         let updated = held.update(doc! { "$inc": { "n": 1 } }).await;
         failing.wait_entered(1, PATIENCE).await.unwrap();
         let updated = updated.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
-        assert_eq!(updated.get_i32("n"), Ok(1), "{fault}");
+        assert_eq!(updated.get_i32("n").unwrap(), 1, "{fault}");
         scene
             .insert(doc! { "_id": 10 + id, "lines": [{ "k": 1, "n": 0 }] })
             .await;
@@ -980,7 +980,7 @@ async fn changes_of_a_held_document_go_through_a_broken_connection_and_a_fail_ov
         let updated = line.update(doc! { "$inc": { "n": 1 } }).await;
         failing.wait_entered(1, PATIENCE).await.unwrap();
         let updated = updated.unwrap_or_else(|error| panic!("{fault}: {error:?}"));
-        assert_eq!(updated.get_i32("n"), Ok(1), "{fault}");
+        assert_eq!(updated.get_i32("n").unwrap(), 1, "{fault}");
         line.release().await.unwrap();
         let failing = fail().await;
         let deleted = held.delete().await;
