@@ -175,7 +175,7 @@ impl Sequence {
         self.expected = after;
         match &operation.requests {
             // As a claim, with its own filter and pipeline.
-            Some(requests) if !setup.at.is_root() && free && is_claim(operation) => (
+            Some(_) if !setup.at.is_root() && free && is_claim(operation) => (
                 doc! { "$and": [{ "_id": &self.id }, pipeline::free(&setup.at, &date)] },
                 // By itself, or by a statement for several documents.
                 match self.now.0 % 2 {
