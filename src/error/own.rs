@@ -141,7 +141,7 @@ impl From<Own> for ServerError {
     fn from(own: Own) -> Self {
         let kind = match own {
             Own::NotDone | Own::Unsaid => Failure::Raced,
-            Own::Unanswered(_) | Own::Overdue | Own::Panicked | Own::Outage => Failure::Unavailable,
+            Own::Unanswered(_) | Own::Overdue | Own::Unshown | Own::Panicked | Own::Outage => Failure::Unavailable,
             _ => Failure::Refused,
         };
         let source = Arc::new(own);
@@ -160,6 +160,9 @@ pub(crate) enum Own {
     Unanswered(Duration),
     #[error("the server did not answer in time")]
     Overdue,
+    /// An earlier try may have been applied.
+    #[error("the answer to an earlier try was lost, and the lock does not show what became of it")]
+    Unshown,
     #[error("a panic in the driver, or in a handler of its events")]
     Panicked,
     /// An operation that shared a command with others was not done: nothing was written.

@@ -10,7 +10,7 @@ pub(crate) use crate::waitlist::{Context, Need};
 use crate::{
     backoff::LONGEST_PAUSE,
     contention::Contention,
-    error::{AcquireError, KindMismatch, ServerError},
+    error::{AcquireError, KindMismatch, ServerError, own::Own},
     protocol::{Operation, QUEUE_MOST, ServerTime, wake},
     store::{Answer, Failure, LogTime},
     waitlist::{
@@ -69,8 +69,11 @@ fn has_room(answer: &Answer, permits: i64) -> bool {
 
 /// Returns the error of an operation that failed.
 pub(crate) fn error_of(ended: Option<&Ended>) -> ServerError {
-    let error = ended.and_then(|ended| ended.as_ref().err());
-    error.cloned().unwrap_or_else(ServerError::overdue)
+    match ended {
+        Some(Err(error)) => error.clone(),
+        Some(Ok(_)) => Own::Unshown.into(),
+        None => ServerError::overdue(),
+    }
 }
 
 #[derive(Debug)]
